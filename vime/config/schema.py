@@ -52,7 +52,7 @@ class Data(Section):
     metadata_key: str | None = None
     """Column of a free object, handed to the reward."""
     apply_chat_template: bool = True
-    """Render messages (a string becomes one user message) with the tokenizer's chat template. False: encode the string as it is."""
+    """Render messages (a string becomes one user message) with the chat template. False: encode the string as it is."""
     shuffle: bool = True
     """A new order each epoch, derived from ``run.seed``."""
     max_prompt_len: Positive | None = None
@@ -62,7 +62,7 @@ class Data(Section):
 
 
 class Sampling(Section):
-    """Sampling options of the rollout, every one sent to the engine explicitly, whatever generation_config.json says."""
+    """Sampling options of the rollout, each one sent to the engine explicitly, whatever generation_config.json says."""
 
     temperature: float = 1.0
     """Divides the logits, in engine and trainer alike. Must be > 0 for training."""
@@ -94,6 +94,7 @@ class Rollout(Section):
     num_samples_per_prompt: Positive = 8
     """Samples per prompt: the size of a group."""
     sampling: Sampling = Sampling()
+    """Sampling options of the rollout."""
     num_engines: Positive = 1
     """Engines side by side; requests go to the one with the fewest tokens outstanding."""
     engine_tp: Positive = 1
@@ -164,8 +165,11 @@ class Train(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Decoupled weight decay. Neutral 0.0."""
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of Adam's first moment, per optimizer step."""
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of Adam's second moment, per optimizer step."""
     adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the root of Adam's second moment."""
     clip_grad: Annotated[float, Field(gt=0.0)] = 1.0
     """Global gradient norm is clipped to this; inf measures without clipping."""
     num_steps_per_rollout: Positive = 1
@@ -227,8 +231,9 @@ class Eval(Section):
     prompts: list[str] = []
     """Prompt files for evaluation, same columns as ``data``; empty: no evaluation."""
     interval: NonNegative = 0
-    """Evaluate before the first and after every so many rollouts (and after the last); 0: only when asked to evaluate once."""
+    """Evaluate after every so many rollouts, and after the last; 0: only before the first."""
     num_samples_per_prompt: Positive = 1
+    """Samples per evaluation prompt; the score is their mean."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     """0.0 is greedy."""
     max_prompts: Positive | None = None
@@ -270,8 +275,11 @@ class Megatron(Section):
     """Settings under Megatron-core's own names, passed through to its dataclasses."""
 
     transformer: dict[str, Any] = {}
+    """Fields of Megatron-core's TransformerConfig."""
     optimizer: dict[str, Any] = {}
+    """Fields of Megatron-core's OptimizerConfig."""
     ddp: dict[str, Any] = {}
+    """Fields of Megatron-core's DistributedDataParallelConfig."""
 
 
 class Config(Section):

@@ -1,0 +1,292 @@
+"""Rules between settings. Pure: no file, no model, no library is looked at."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Iterator
+
+from vime.config.message import Finding
+from vime.config.schema import Config
+
+USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""``package.module:attribute``"""
+
+
+def check(config: Config) -> tuple[list[Finding], list[Finding]]:
+    """(problems, warnings) of a configuration whose single values are valid."""
+    rules = (_mode, _batch, _sampling, _lengths, _reward, _evaluation, _schedule, _parallel, _functions)
+    problems = [finding for rule in rules for finding in rule(config)]
+    for path in ("debug.save_rollout_data", "debug.load_rollout_data"):
+        problems += _template(config, path)
+    return problems, list(_doubtful(config))
+
+
+def nearest_divisors(n: int, wanted: int, count: int = 4) -> list[int]:
+    """The divisors of ``n`` nearest to ``wanted``, ascending."""
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:count])
+
+
+def batch_arithmetic(config: Config) -> str:
+    """The one line that says how samples become optimizer steps."""
+    c = config
+    return (
+        f"{c.rollout.rollout_batch_size} prompts x {c.rollout.num_samples_per_prompt} samples = "
+        f"{c.num_samples_per_rollout} samples per rollout = {c.train.num_steps_per_rollout} steps x "
+        f"global batch {c.global_batch_size}; {c.run.num_rollouts} rollouts = {c.num_steps} optimizer steps"
+    )
+
+
+def template_fields(template: str) -> set[str]:
+    """The field names of a record template. Raises ValueError where it is no format string."""
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+
+
+def _mode(c: Config) -> Iterator[Finding]:
+    debug = c.debug
+    if debug.rollout_only and debug.load_rollout_data:
+        text = "contradicts debug.load_rollout_data: a recorded rollout is not generated again"
+        yield Finding("debug.rollout_only", text, ("debug.load_rollout_data",))
+    elif debug.rollout_only and debug.train_only:
+        yield Finding("debug.rollout_only", "contradicts debug.train_only: nothing would be left to do")
+    if debug.load_rollout_data and not debug.train_only:
+        text = "must be true with debug.load_rollout_data: engines are not started for recorded rollouts"
+        yield Finding("debug.train_only", text, ("debug.load_rollout_data",))
+    if debug.train_only and not debug.load_rollout_data:
+        text = "needs debug.load_rollout_data: without engines there is nothing to train on"
+        yield Finding("debug.train_only", text, ("debug.load_rollout_data",))
+    if c.run.num_rollouts == 0:
+        yield from _no_rollouts(c)
+
+
+def _no_rollouts(c: Config) -> Iterator[Finding]:
+    reads = ("eval.prompts", "debug.rollout_only", "debug.train_only")
+    if c.debug.rollout_only or c.debug.train_only:
+        yield Finding("run.num_rollouts", "must be >= 1 with debug.rollout_only or debug.train_only", reads)
+    elif not c.eval.prompts:
+        text = "evaluates once and exits, but eval.prompts is empty; set eval.prompts, or num_rollouts >= 1 to train"
+        yield Finding("run.num_rollouts", text, reads)
+
+
+_BATCH = (
+    "rollout.rollout_batch_size",
+    "rollout.num_samples_per_prompt",
+    "train.global_batch_size",
+    "train.num_steps_per_rollout",
+)
+
+
+def _batch(c: Config) -> Iterator[Finding]:
+    """rollout_batch_size x num_samples_per_prompt = global_batch_size x num_steps_per_rollout.
+
+    A recorded rollout brings its own number of samples, so there the run compares with the record.
+    """
+    if not c.needs_trainer:
+        return
+    if (
+        not c.debug.load_rollout_data
+        and c.num_samples_per_rollout != c.global_batch_size * c.train.num_steps_per_rollout
+    ):
+        yield _unequal_steps(c) if c.train.global_batch_size is None else _unequal_batch(c)
+    elif c.global_batch_size < c.parallel.dp and not (c.debug.load_rollout_data and c.train.global_batch_size is None):
+        text = (
+            f"must be <= samples per optimizer step ({c.global_batch_size}): each data-parallel rank needs a sample "
+            f"in every step; valid: parallel.dp <= {c.global_batch_size}"
+        )
+        yield Finding("parallel.dp", text, _BATCH)
+
+
+def _unequal_steps(c: Config) -> Finding:
+    samples = c.num_samples_per_rollout
+    valid = nearest_divisors(samples, c.train.num_steps_per_rollout)
+    text = (
+        f"must divide rollout_batch_size x num_samples_per_prompt = {c.rollout.rollout_batch_size} x "
+        f"{c.rollout.num_samples_per_prompt} = {samples} samples per rollout; "
+        f"nearest valid num_steps_per_rollout: {_join(valid)}"
+    )
+    return Finding("train.num_steps_per_rollout", text, _BATCH)
+
+
+def _unequal_batch(c: Config) -> Finding:
+    batch, group, steps = c.rollout.rollout_batch_size, c.rollout.num_samples_per_prompt, c.train.num_steps_per_rollout
+    samples, wanted = c.num_samples_per_rollout, c.global_batch_size
+    valid = [samples // d for d in nearest_divisors(samples, max(1, samples // wanted))]
+    text = (
+        f"rollout_batch_size x num_samples_per_prompt must equal global_batch_size x num_steps_per_rollout, but "
+        f"{batch} x {group} = {samples} and {wanted} x {steps} = {wanted * steps} "
+        f"(the whole run of {c.run.num_rollouts} rollouts has {c.run.num_rollouts * samples} samples); "
+        f"nearest valid global_batch_size: {_batches(samples, valid)}{_or_prompts(c)}"
+    )
+    return Finding("train.global_batch_size", text, _BATCH)
+
+
+def _batches(samples: int, valid: list[int]) -> str:
+    return _join([f"{v} (num_steps_per_rollout {samples // v})" for v in sorted(valid)])
+
+
+def _or_prompts(c: Config) -> str:
+    """The other way out: a number of prompts that fills the batch that was asked for."""
+    trained, group = c.global_batch_size * c.train.num_steps_per_rollout, c.rollout.num_samples_per_prompt
+    return f"; or rollout_batch_size = {trained // group}" if trained % group == 0 else ""
+
+
+def _sampling(c: Config) -> Iterator[Finding]:
+    s = c.rollout.sampling
+    if s.temperature < 0:
+        yield Finding("rollout.sampling.temperature", "must be >= 0 (0 is greedy, > 0 for training)")
+    if s.top_k < 0:
+        yield Finding("rollout.sampling.top_k", "must be >= 0; 0 means all tokens")
+    if s.min_response_len > s.max_response_len:
+        text = f"must be <= rollout.sampling.max_response_len = {s.max_response_len}"
+        yield Finding("rollout.sampling.min_response_len", text, ("rollout.sampling.max_response_len",))
+    if not c.needs_trainer:
+        return
+    reads = ("debug.rollout_only",)
+    if s.temperature == 0:
+        text = "must be > 0 for training (log-probs are divided by it); greedy is allowed with debug.rollout_only"
+        yield Finding("rollout.sampling.temperature", text, reads)
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    neutral |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    for name, value in neutral.items():
+        if getattr(s, name) != value and not (name == "top_k" and s.top_k < 0):
+            text = (
+                f"must be {value:g} for training: log-probs would belong to another distribution than the trainer's; "
+                "allowed with debug.rollout_only"
+            )
+            yield Finding(f"rollout.sampling.{name}", text, reads)
+
+
+def _lengths(c: Config) -> Iterator[Finding]:
+    context, prompt = c.rollout.max_context_len, c.data.max_prompt_len
+    if context is not None and prompt is not None and context <= prompt:
+        text = f"must be > data.max_prompt_len = {prompt}, to leave room for a response"
+        yield Finding("rollout.max_context_len", text, ("data.max_prompt_len",))
+
+
+def _reward(c: Config) -> Iterator[Finding]:
+    r = c.reward
+    if c.debug.load_rollout_data:
+        return  # rewards are in the record
+    if r.name == "user" and r.function is None:
+        yield Finding("reward.name", "needs reward.function = 'package.module:attribute'", ("reward.function",))
+    if r.name == "format" and r.pattern is None:
+        yield Finding("reward.name", "needs reward.pattern, a regular expression", ("reward.pattern",))
+    if r.name in ("exact", "math") and c.data.label_key is None:
+        yield Finding("reward.name", "compares with a label: set data.label_key", ("data.label_key",))
+    if r.score_on_timeout is not None and not math.isfinite(r.score_on_timeout):
+        yield Finding("reward.score_on_timeout", 'must be finite, or "none" to drop the sample')
+    if r.pattern is not None:
+        yield from _pattern(c)
+
+
+def _pattern(c: Config) -> Iterator[Finding]:
+    try:
+        groups = re.compile(c.reward.pattern or "").groups
+    except re.error as error:
+        yield Finding("reward.pattern", f"is no regular expression: {error}")
+        return
+    if c.reward.name == "exact" and groups == 0:
+        yield Finding(
+            "reward.pattern", "needs a group: exact compares its first group with the label", ("reward.name",)
+        )
+
+
+def _evaluation(c: Config) -> Iterator[Finding]:
+    if c.eval.interval > 0 and not c.eval.prompts:
+        yield Finding("eval.interval", "needs eval.prompts", ("eval.prompts",))
+
+
+def _schedule(c: Config) -> Iterator[Finding]:
+    if not c.needs_trainer:
+        return
+    t = c.train
+    if t.num_warmup_steps > c.num_steps:
+        text = (
+            f"must be <= the optimizer steps of the run, num_rollouts x num_steps_per_rollout = "
+            f"{c.run.num_rollouts} x {t.num_steps_per_rollout} = {c.num_steps}"
+        )
+        yield Finding("train.num_warmup_steps", text, ("run.num_rollouts", "train.num_steps_per_rollout"))
+    if t.min_lr > t.lr:
+        yield Finding("train.min_lr", f"must be <= train.lr = {t.lr:g}", ("train.lr",))
+
+
+def _parallel(c: Config) -> Iterator[Finding]:
+    p = c.parallel
+    if p.vpp is not None and p.pp == 1:
+        yield Finding("parallel.vpp", "needs parallel.pp >= 2: virtual stages interleave real ones", ("parallel.pp",))
+    elif p.vpp == 1:
+        yield Finding("parallel.vpp", 'must be >= 2; leave it out (or "none") for the plain schedule')
+    for name in ("num_layers_in_first_stage", "num_layers_in_last_stage"):
+        if getattr(p, name) is not None and p.pp == 1:
+            yield Finding(f"parallel.{name}", "needs parallel.pp >= 2: one stage holds all layers", ("parallel.pp",))
+    if p.sequence_parallel and p.tp == 1:
+        yield Finding("parallel.sequence_parallel", "needs parallel.tp >= 2", ("parallel.tp",))
+
+
+def _functions(c: Config) -> Iterator[Finding]:
+    for path, value in (("reward.function", c.reward.function), ("rollout.generate", c.rollout.generate)):
+        if value is not None and not USER_FUNCTION.fullmatch(value):
+            yield Finding(path, "must read 'package.module:attribute'")
+
+
+def _template(c: Config, path: str) -> Iterator[Finding]:
+    """One file per rollout: a template without {rollout_id} would write, or read, one file for all of them."""
+    template = getattr(c.debug, path.rpartition(".")[2])
+    if template is None:
+        return
+    try:
+        fields = template_fields(template)
+        template.format(rollout_id=0)
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        reason = f"unknown field {error}" if isinstance(error, KeyError) else str(error)
+        yield Finding(path, f"is no valid template ({reason}); the only field is {{rollout_id}}")
+        return
+    if "rollout_id" not in fields and c.run.num_rollouts > 1:
+        verb = "written over" if path.endswith("save_rollout_data") else "read"
+        text = (
+            f"needs {{rollout_id}}: without it the one file would be {verb} {c.run.num_rollouts} times "
+            f"(run.num_rollouts); for example {_with_field(template)}"
+        )
+        yield Finding(path, text, ("run.num_rollouts",))
+    if path.endswith("save_rollout_data") and template == c.debug.load_rollout_data:
+        yield Finding(path, "is debug.load_rollout_data too: the records would be written over while they are read")
+
+
+def _with_field(template: str) -> str:
+    stem, dot, suffix = template.rpartition(".")
+    return f"{stem}_{{rollout_id}}.{suffix}" if dot and "/" not in suffix else f"{template}_{{rollout_id}}"
+
+
+def _doubtful(c: Config) -> Iterator[Finding]:
+    """Settings that are valid but ignored, or hardly what was meant."""
+    if c.rollout.num_samples_per_prompt == 1 and c.needs_trainer and not c.debug.load_rollout_data:
+        text = "a group of one has no spread: under a group baseline every advantage is 0 and nothing is learned"
+        yield Finding("rollout.num_samples_per_prompt", text, ("algo.name",))
+    if c.reward.function is not None and c.reward.name != "user":
+        yield Finding("reward.function", f'is ignored: reward.name is "{c.reward.name}", not "user"')
+    if c.reward.per_group and c.reward.name != "user":
+        yield Finding("reward.per_group", f'is ignored: reward.name is "{c.reward.name}", not "user"')
+    if c.reward.pattern is not None and c.reward.name in ("math", "user"):
+        yield Finding("reward.pattern", f'is ignored by reward.name = "{c.reward.name}"')
+    if c.model.ref_path is not None and not c.uses_reference:
+        yield Finding("model.ref_path", "is ignored: algo.log_ref is false and algo.kl_coef is 0")
+    if c.eval.prompts and c.eval.interval == 0 and c.run.num_rollouts > 0:
+        yield Finding(
+            "eval.prompts", "is ignored: eval.interval is 0 and run.num_rollouts is not 0", ("eval.interval",)
+        )
+    if c.eval.prompts and c.eval.temperature == 0 and c.eval.num_samples_per_prompt > 1:
+        yield Finding(
+            "eval.num_samples_per_prompt", "greedy samples of one prompt are all alike (eval.temperature is 0)"
+        )
+    if c.train.min_lr > 0 and c.train.lr_schedule == "constant":
+        yield Finding("train.min_lr", 'is ignored: train.lr_schedule is "constant"', ("train.lr_schedule",))
+    if c.checkpoint.keep is not None and c.checkpoint.save_interval == 0:
+        yield Finding("checkpoint.keep", "is ignored: checkpoint.save_interval is 0", ("checkpoint.save_interval",))
+    if c.cluster.colocate and not (c.needs_engines and c.needs_trainer):
+        yield Finding("cluster.colocate", "is ignored: only one side, trainer or engines, is started")
+
+
+def _join(values: list[int] | list[str]) -> str:
+    return ", ".join(str(v) for v in values)
