@@ -124,7 +124,7 @@ class RolloutBatch:
     token_ids_T        int32 [T];   loss_mask_T bool [T];   rollout_log_probs_T float32 [T]
     prompt_lens_N      int32 [N];   group_ids_N int64 [N];  indices_N int32 [N]
     rewards_N          float64 [N], NaN where there is none
-    rows               one plain dict per sample: status, text, prompt_text, label, seed, weight_version_min/max, metadata
+    rows               one plain dict per sample: status, text, prompt_text, label, seed, weight_version_*, metadata
     """
 
     rollout_id: int
@@ -140,7 +140,7 @@ class RolloutBatch:
     header: RolloutHeader = field(default_factory=RolloutHeader)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.offsets) - 1
 
     @property
     def num_tokens(self) -> int:
@@ -274,7 +274,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a manifest, under its Hugging Face name. ``digest``: blake3 of the contiguous little-endian bytes."""
+    """One tensor of a manifest, by Hugging Face name. ``digest``: blake3 of its contiguous little-endian bytes."""
 
     name: str
     shape: tuple[int, ...]

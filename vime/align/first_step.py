@@ -1,0 +1,70 @@
+"""The debug guide's check of the first step: log_probs == ref_log_probs, and engine against trainer.
+
+Source: the debug guide, "first training step", points 2 and 3. Both compare two independent forwards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vime.types import CheckResult, RolloutBatch, Verdict
+
+ENGINE_LIMITS = {"float32": 1e-5, "bfloat16": 5e-2}  # max |difference| in nats of a healthy pair
+
+
+def reference_equals_policy(
+    batch: RolloutBatch, log_probs_T: np.ndarray, ref_log_probs_T: np.ndarray | None
+) -> CheckResult:
+    """Before any update, policy and reference are the same weights: their log-probs agree bitwise and kl is 0."""
+    name = "log_probs == ref_log_probs"
+    if ref_log_probs_T is None:
+        return CheckResult(name, Verdict.SKIP, cause="no reference model (algo.log_ref = false, algo.kl_coef = 0)")
+    mask_T = batch.loss_mask_T
+    if not mask_T.any():
+        return CheckResult(name, Verdict.NOT_TESTED, cause="no trained token in this rollout")
+    differ = np.flatnonzero(mask_T & (log_probs_T != ref_log_probs_T))
+    size = float(np.abs(log_probs_T[mask_T]).mean())
+    measured = f"{len(differ)} of {int(mask_T.sum())} tokens differ, mean |log_prob| {size:.3g}"
+    if not len(differ):
+        return CheckResult(name, Verdict.PASS, measured, "bitwise")
+    gap = np.abs(log_probs_T - ref_log_probs_T)
+    return CheckResult(
+        name,
+        Verdict.FAIL,
+        f"{measured}, largest by {gap[differ].max():.3g}",
+        "bitwise",
+        tuple(_token(batch, int(t)) for t in differ[np.argsort(-gap[differ])][:3]),
+        "a kernel that is not deterministic, or different starting weights",
+        "megatron.transformer.attention_backend = 'flash'; model.ref_path unset",
+    )
+
+
+def engine_equals_trainer(batch: RolloutBatch, log_probs_T: np.ndarray, dtype: str) -> CheckResult:
+    """The same tokens under the engine (as sampled) and under the trainer."""
+    name = "engine log_probs == trainer log_probs"
+    mask_T = batch.loss_mask_T
+    if not mask_T.any():
+        return CheckResult(name, Verdict.NOT_TESTED, cause="no trained token in this rollout")
+    gap_T = np.where(mask_T, np.abs(log_probs_T - batch.rollout_log_probs_T), 0.0)
+    limit = ENGINE_LIMITS[dtype]
+    worst = float(gap_T.max())
+    measured = f"max {worst:.2g}, mean {float(gap_T[mask_T].mean()):.2g} over {int(mask_T.sum())} tokens"
+    if worst <= limit:
+        return CheckResult(name, Verdict.PASS, measured, f"max {limit:g} ({dtype})")
+    return CheckResult(
+        name,
+        Verdict.FAIL,
+        measured,
+        f"max {limit:g} ({dtype})",
+        tuple(_token(batch, int(t)) for t in np.argsort(-gap_T)[:3]),
+        "the engine holds other weights, samples from another distribution, or computes otherwise",
+        "compare the weights digests of the last sync, then rollout.sampling",
+    )
+
+
+def _token(batch: RolloutBatch, at: int) -> str:
+    row = int(np.searchsorted(batch.offsets, at, side="right") - 1)
+    return (
+        f"sample {batch.group_ids_N[row]}/{batch.indices_N[row]} position {at - int(batch.offsets[row])}"
+        f" token id {batch.token_ids_T[at]}"
+    )

@@ -1,0 +1,98 @@
+"""Rollout engines as Ray actors, each seen by the driver as an asynchronous ``RolloutEngine``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vime.cluster.session import RaySession
+from vime.cluster.waiting import explain, gather
+from vime.config.schema import Config
+from vime.types import Prompt, Sample, TensorEntry, WeightManifest
+
+MAX_CONCURRENCY = 10_000  # requests in flight per engine; the engine itself queues
+
+
+class EngineActor:
+    """One engine in its own process. The backend is imported here, so the driver never loads vLLM."""
+
+    def __init__(self, config: Config, index: int) -> None:
+        from vime.backends.vllm.engine import VllmEngine
+
+        self.engine = VllmEngine(config, index)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        return await getattr(self.engine, method)(*args)
+
+
+class RayEngine:
+    """``protocols.RolloutEngine`` on a remote actor; a death is reported as VimeError that names the engine."""
+
+    def __init__(self, actor: Any, index: int) -> None:
+        self.actor, self.index = actor, index
+        self.name = f"engine {index}"
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            return await self.actor.call.remote(method, *args)
+        except ray.exceptions.RayError as error:
+            raise explain(self.name, error, method) from error
+
+    async def generate(
+        self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None = None
+    ) -> list[Sample]:
+        return await self._call("generate", prompt, list(seeds), sampling)
+
+    async def pause(self) -> None:
+        await self._call("pause")
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def abort(self) -> int:
+        return await self._call("abort")
+
+    async def weight_specs(self) -> list[TensorEntry]:
+        return await self._call("weight_specs")
+
+    async def update_weights(self, *args: Any) -> tuple[WeightManifest, WeightManifest | None]:
+        return await self._call("update_weights", *args)
+
+    async def sleep(self, level: int = 2) -> None:
+        await self._call("sleep", level)
+
+    async def wake(self) -> None:
+        await self._call("wake")
+
+    async def serve_openai(self) -> str:
+        return await self._call("serve_openai")
+
+    async def memory(self) -> dict[str, int]:
+        return await self._call("memory")
+
+
+class RayEngines:
+    """All engines of a run."""
+
+    def __init__(self, config: Config, session: RaySession, options: dict[str, Any]) -> None:
+        self.config = config
+        self._session = session
+        options = {**options, "max_concurrency": MAX_CONCURRENCY}
+        self.engines = [
+            RayEngine(session.start_actor(EngineActor, f"engine {i}", options, config, i), i)
+            for i in range(config.rollout.num_engines)
+        ]
+
+    def start(self) -> list[dict[str, Any]]:
+        """Bring every engine up; returns their descriptions in order."""
+        refs = {e.name: e.actor.call.remote("start") for e in self.engines}
+        infos = gather(refs, self.config.cluster.start_timeout_seconds, "starting the engines")
+        for info in infos.values():
+            self._session.watch(info["pids"])
+        return [infos[e.name] for e in self.engines]
+
+    def shutdown(self, timeout_seconds: float = 10.0) -> None:
+        """End the engines in order, so that they leave nothing behind; the session ends what does not answer."""
+        gather({e.name: e.actor.call.remote("shutdown") for e in self.engines}, timeout_seconds, "ending the engines")

@@ -1,0 +1,146 @@
+"""One Ray cluster for one run: a private one on loopback that ends with the run, or an existing one named explicitly.
+
+Nothing is discovered: without an address a cluster of our own is started, never a neighbour's joined.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vime import log
+from vime.config.schema import Config
+from vime.errors import UsageError, VimeError
+
+logger = log.get(__name__)
+END_SECONDS = 10.0
+
+
+@dataclass
+class RaySession:
+    """A connection to Ray and the processes started through it; ``close`` ends every one, in bounded time."""
+
+    address: str
+    is_private: bool
+    temp_dir: Path | None = None
+    pids: set[int] = field(default_factory=set)
+    _actors: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, config: Config) -> RaySession:
+        address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS" if _inside_ray_job() else "", None)
+        return cls._connect(address) if address else cls._embedded(config)
+
+    @classmethod
+    def _embedded(cls, config: Config) -> RaySession:
+        # Read by Ray when it is imported: loopback instead of the outer address, and a token nobody else has.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        temp_dir = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        context = ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, num_processes(config)),
+            include_dashboard=False,
+            _temp_dir=str(temp_dir),
+            _node_ip_address="127.0.0.1",
+            object_store_memory=512 << 20,
+            log_to_driver=False,
+            logging_level="error",
+        )
+        session = cls(context.address_info["gcs_address"], is_private=True, temp_dir=temp_dir)
+        logger.info("private Ray cluster at %s, token authentication", session.address)
+        return session
+
+    @classmethod
+    def _connect(cls, address: str) -> RaySession:
+        if address == "auto":
+            raise UsageError("cluster.ray_address = 'auto': vime does not guess", "name the cluster as host:port")
+        import ray
+
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
+            raise UsageError(
+                f"cluster.ray_address = {address!r}: cannot connect: {str(error).splitlines()[0]}",
+                "check the address; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
+            ) from error
+        nodes = len([n for n in ray.nodes() if n["Alive"]])
+        logger.info("joined the Ray cluster at %s: %d node(s), %s", address, nodes, ray.cluster_resources())
+        return cls(address, is_private=False)
+
+    def start_actor(self, cls: type, name: str, options: dict[str, Any], *args: Any) -> Any:
+        """Start ``cls(*args)`` as an actor; it ends with the session."""
+        import ray
+
+        actor = ray.remote(cls).options(**options).remote(*args)
+        self._actors.append(actor)
+        return actor
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Processes on this machine that must be gone after ``close``."""
+        self.pids.update(pids)
+
+    def close(self) -> None:
+        import ray
+
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+            ray.shutdown()
+        self._actors.clear()
+        end_processes(self.pids, END_SECONDS)
+        if self.temp_dir is not None:
+            shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+def end_processes(pids: Iterable[int], timeout_seconds: float) -> None:
+    """Wait for ``pids`` to end, SIGKILL those that have not after a second. Raises if one is still there at the end."""
+    left = {pid for pid in pids if _is_alive(pid)}
+    start = time.monotonic()
+    while left and time.monotonic() - start < timeout_seconds:
+        if time.monotonic() - start > 1.0:
+            for pid in left:
+                _kill(pid)
+        time.sleep(0.05)
+        left = {pid for pid in left if _is_alive(pid)}
+    if left:
+        raise VimeError(f"processes {sorted(left)} did not end within {timeout_seconds:g} s of SIGKILL")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _inside_ray_job() -> bool:
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def num_processes(config: Config) -> int:
+    """Trainer ranks + engine workers of this run."""
+    trainers = config.parallel.world_size if config.needs_trainer else 0
+    engines = config.rollout.num_engines * config.rollout.engine_tp if config.needs_engines else 0
+    return trainers + engines

@@ -1,0 +1,140 @@
+"""The trainer as Ray actors: one per rank, driven as one ``Trainer``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vime.cluster.session import RaySession
+from vime.cluster.waiting import gather
+from vime.config.schema import Config
+from vime.errors import VimeError
+from vime.train.packing import token_index
+from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
+
+
+class TrainerActor:
+    """One rank in its own process. The backend is imported here, so the driver never loads Megatron."""
+
+    def __init__(self, config: Config, rank: int, world_size: int) -> None:
+        os.environ["OMP_NUM_THREADS"] = str(config.cluster.threads_per_trainer)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self.config, self.rank, self.world_size = config, rank, world_size
+
+    def address(self) -> tuple[str, int, int]:
+        """(host, free port, pid): where rank 0 can be met."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, probe.getsockname()[1], os.getpid()
+
+    def start(self, host: str, port: int) -> dict[str, Any]:
+        from vime.backends.megatron.rank import MegatronRank
+
+        self.backend = MegatronRank(self.config, self.rank, self.world_size, host, port)
+        return self.backend.describe()
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.backend, method)(*args)
+
+    def write_weights(self, plan: Any) -> Any:
+        """Rank 0 writes whole tensors into the shared buffer; the others take part in the collectives."""
+        from vime.weights.shm import write_weights
+
+        if self.rank == 0:
+            return write_weights(plan, self.backend.named_weights())
+        for _ in self.backend.named_weights():
+            pass
+        return None
+
+
+class RayTrainer:
+    """``protocols.Trainer`` over ``parallel.world_size`` actors."""
+
+    def __init__(self, config: Config, session: RaySession, options: dict[str, Any]) -> None:
+        self.config = config
+        size = config.parallel.world_size
+        self.actors = [
+            session.start_actor(TrainerActor, f"trainer rank {r}", options, config, r, size) for r in range(size)
+        ]
+        self._session = session
+        self._put: tuple[int, Any] | None = None
+
+    def start(self) -> dict[str, Any]:
+        """Build every rank; returns rank 0's description. Raises VimeError with the first cause."""
+        limit = self.config.cluster.start_timeout_seconds
+        met = self._all("address", limit=limit, what="starting the trainer", direct=True)
+        self._session.watch(pid for _, _, pid in met.values())
+        host, port, _ = met["trainer rank 0"]
+        started = self._all("start", host, port, limit=limit, what="starting the trainer", direct=True)
+        return started["trainer rank 0"]
+
+    def log_probs(self, batch: RolloutBatch, of: str = "policy") -> np.ndarray:
+        import ray
+
+        if self._put is None or self._put[0] != id(batch):
+            self._put = (id(batch), ray.put(replace(batch, rows=[])))
+        parts = self._all("log_probs", self._put[1], of, what=f"log-probs of {of}")
+        out = np.full(batch.num_tokens, np.nan, np.float32)
+        for part in parts.values():
+            if part is not None:
+                rows, values = part
+                out[token_index(batch.offsets, rows)] = values
+        if np.isnan(out).any():
+            at = int(np.flatnonzero(np.isnan(out))[0])
+            row = int(np.searchsorted(batch.offsets, at, side="right") - 1)
+            raise VimeError(
+                f"log-probs of {of}: token {at - int(batch.offsets[row])} of sample "
+                f"{batch.group_ids_N[row]}/{batch.indices_N[row]} is NaN",
+                "the weights or the input hold a non-finite value",
+            )
+        return out
+
+    def step(self, data: TrainData) -> StepStats:
+        import ray
+
+        return self._all("step", ray.put(data), what="optimizer step")["trainer rank 0"]
+
+    def weight_specs(self) -> list[TensorEntry]:
+        return self._all("weight_specs", what="names of the weights")["trainer rank 0"]
+
+    def write_weights(self, plan: Any) -> Any:
+        limit = self.config.weights.timeout_seconds
+        return self._all("write_weights", plan, limit=limit, what="export of the weights", direct=True)[
+            "trainer rank 0"
+        ]
+
+    def save(self, path: str, state: dict[str, Any]) -> None:
+        self._all("save", path, state, what=f"saving {path}")
+
+    def load(self, path: str) -> dict[str, Any]:
+        return self._all("load", path, what=f"loading {path}")["trainer rank 0"]
+
+    def export(self, path: str) -> None:
+        self._all("export", path, what=f"export to {path}")
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        return self._all("memory", what="memory of the trainer")
+
+    def offload(self) -> None:
+        self._all("offload", what="offload of the trainer")
+
+    def onload(self) -> None:
+        self._all("onload", what="onload of the trainer")
+
+    def _all(
+        self, method: str, *args: Any, what: str, limit: float | None = None, direct: bool = False
+    ) -> dict[str, Any]:
+        """Call every rank; ``direct``: a method of the actor itself, not of its backend."""
+        refs = {}
+        for rank, actor in enumerate(self.actors):
+            refs[f"trainer rank {rank}"] = (
+                getattr(actor, method).remote(*args) if direct else actor.call.remote(method, *args)
+            )
+        return gather(refs, limit or self.config.train.step_timeout_seconds, what)

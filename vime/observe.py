@@ -1,0 +1,129 @@
+"""What a run reports: one metrics object a rollout, one line on the console, the first-step verdicts, the samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vime.align.first_step import engine_equals_trainer, reference_equals_policy
+from vime.config.schema import Config
+from vime.log import Progress
+from vime.metrics import Metrics
+from vime.rollout.statistics import statistics, warnings
+from vime.train.statistics import log_prob_metrics
+from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
+
+
+@dataclass
+class Observer:
+    """Collects while the loop runs; ``metrics`` gets one complete object per rollout, in order."""
+
+    config: Config
+    progress: Progress
+    metrics: Metrics
+    verify_first_step: bool = True
+    rewards: list[float] = field(default_factory=list)
+    evaluations: dict[int, RolloutBatch] = field(default_factory=dict)
+    checks: list[CheckResult] = field(default_factory=list)
+    _row: dict[str, Any] = field(default_factory=dict)
+    _steps: list[StepStats] = field(default_factory=list)
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _on_produced: Callable[[RolloutBatch], None] | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase of the loop; its seconds become ``perf/<name>_time``."""
+        start = time.perf_counter()
+        with self.progress.phase(name):
+            yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def rollout(self, rollout_id: int) -> Iterator[None]:
+        """One turn of the loop: on leaving, its metrics are written."""
+        self._row, self._steps, self._seconds = {"rollout_id": rollout_id}, [], {}
+        start = time.perf_counter()
+        yield
+        self._close_row(time.perf_counter() - start)
+
+    def produced(self, batch: RolloutBatch) -> None:
+        self._row |= statistics(batch)
+        self.rewards.append(self._row["rollout/raw_reward"])
+        for text in warnings(batch, self.config):
+            self.progress.warn(text)
+        for i in range(min(self.config.log.show_samples, len(batch))):
+            self.progress.note(show(batch.sample(i)))
+
+    def scored(self, batch: RolloutBatch, old_T: np.ndarray, ref_T: np.ndarray | None) -> None:
+        self._row |= log_prob_metrics(batch, old_T, ref_T)
+        if self.verify_first_step:
+            self.verify_first_step = False
+            self.checks = [
+                reference_equals_policy(batch, old_T, ref_T if self.config.model.ref_path is None else None),
+                engine_equals_trainer(batch, old_T, self.config.model.dtype),
+            ]
+            for check in self.checks:
+                say = self.progress.warn if check.verdict == Verdict.FAIL else self.progress.note
+                say(describe(check))
+
+    def stepped(self, stats: StepStats) -> None:
+        self._steps.append(stats)
+        if stats.is_skipped:
+            self.progress.warn(f"optimizer step skipped, weights unchanged: {stats.skip_reason}")
+
+    def synced(self, manifest: WeightManifest) -> None:
+        self._row["weights/version"] = manifest.version
+
+    def evaluated(self, version: int, batch: RolloutBatch) -> None:
+        self.evaluations[version] = batch
+        row = {"rollout_id": version, "eval/reward": float(np.nanmean(batch.rewards_N))}
+        row["eval/response_len"] = float(batch.response_lens_N.mean())
+        self.metrics.log(row)
+        self.progress.note(
+            f"evaluation with weights v{version}: mean reward {row['eval/reward']:.3f} ({len(batch)} samples)"
+        )
+
+    def _close_row(self, seconds: float) -> None:
+        row, phases = self._row, self._seconds
+        done = [s for s in self._steps if not s.is_skipped]
+        if self._steps:
+            row["train/num_skipped_steps"] = len(self._steps) - len(done)
+        if done:
+            row["train/loss"] = float(np.mean([s.loss for s in done]))
+            row["train/grad_norm"] = float(np.mean([s.grad_norm for s in done]))
+            row["train/lr"] = done[-1].lr
+            for name in done[0].metrics:
+                row[name] = float(np.mean([s.metrics[name] for s in done]))
+        row |= {f"perf/{name}_time": value for name, value in phases.items()}
+        row["perf/step_time"] = seconds
+        row["perf/other_time"] = seconds - sum(phases.values())
+        if phases.get("generate"):
+            row["perf/generate_tokens_per_second"] = row["rollout/num_response_tokens"] / phases["generate"]
+        if phases.get("train"):
+            row["perf/train_tokens_per_second"] = row["rollout/num_tokens"] / phases["train"]
+        self.metrics.log(row)
+        self.progress.line(row)
+
+
+def describe(check: CheckResult) -> str:
+    """One check on one line, with what to try next where it did not pass."""
+    text = f"{check.verdict}  {check.name}: {check.measured or check.cause}"
+    if check.limit:
+        text += f" (limit: {check.limit})"
+    if check.verdict in (Verdict.FAIL, Verdict.WARN):
+        text += "".join(
+            f"\n  {line}" for line in (*check.evidence, f"likely: {check.cause}", f"try: {check.next_step}")
+        )
+    return text
+
+
+def show(sample: Sample, width: int = 160) -> str:
+    """A sample on one line, line breaks visible."""
+    prompt, answer = (text.replace("\n", "\\n") for text in (sample.prompt_text, sample.text))
+    prompt = prompt if len(prompt) <= width else "..." + prompt[-width:]
+    return f"{sample.name} reward {sample.reward}: {prompt} -> {answer[:width]}"
