@@ -85,12 +85,11 @@ def _batch(c: Config) -> Iterator[Finding]:
     """
     if not c.needs_trainer:
         return
-    if (
-        not c.debug.load_rollout_data
-        and c.num_samples_per_rollout != c.global_batch_size * c.train.num_steps_per_rollout
-    ):
+    is_recorded = c.debug.load_rollout_data is not None
+    trained = c.global_batch_size * c.train.num_steps_per_rollout
+    if not is_recorded and c.num_samples_per_rollout != trained:
         yield _unequal_steps(c) if c.train.global_batch_size is None else _unequal_batch(c)
-    elif c.global_batch_size < c.parallel.dp and not (c.debug.load_rollout_data and c.train.global_batch_size is None):
+    elif c.global_batch_size < c.parallel.dp and not (is_recorded and c.train.global_batch_size is None):
         text = (
             f"must be <= samples per optimizer step ({c.global_batch_size}): each data-parallel rank needs a sample "
             f"in every step; valid: parallel.dp <= {c.global_batch_size}"
@@ -272,10 +271,6 @@ def _doubtful(c: Config) -> Iterator[Finding]:
         yield Finding("reward.pattern", f'is ignored by reward.name = "{c.reward.name}"')
     if c.model.ref_path is not None and not c.uses_reference:
         yield Finding("model.ref_path", "is ignored: algo.log_ref is false and algo.kl_coef is 0")
-    if c.eval.prompts and c.eval.interval == 0 and c.run.num_rollouts > 0:
-        yield Finding(
-            "eval.prompts", "is ignored: eval.interval is 0 and run.num_rollouts is not 0", ("eval.interval",)
-        )
     if c.eval.prompts and c.eval.temperature == 0 and c.eval.num_samples_per_prompt > 1:
         yield Finding(
             "eval.num_samples_per_prompt", "greedy samples of one prompt are all alike (eval.temperature is 0)"
