@@ -1,0 +1,301 @@
+"""The record file: what goes in comes out, and nothing damaged, foreign or hostile gets through."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vime.errors import EXIT_USAGE, UsageError, VimeError
+from vime.record import RecordWriter, describe, read, write
+from vime.types import RolloutBatch, RolloutHeader, Sample, Status
+
+
+def sample(group_id=0, index=0, tokens=(1, 2, 3), prompt_len=1, **changes):
+    mask = [i >= prompt_len for i in range(len(tokens))]
+    log_probs = [-0.5 * m for m in mask]
+    return Sample(group_id, index, np.array(tokens), prompt_len, np.array(mask), np.array(log_probs), **changes)
+
+
+def batch_of(*samples, rollout_id=0, **header):
+    return RolloutBatch.from_samples(rollout_id, samples, RolloutHeader(**header))
+
+
+def same(a: RolloutBatch, b: RolloutBatch) -> bool:
+    arrays = [n for n in RolloutBatch.__slots__ if isinstance(getattr(a, n), np.ndarray)]
+    is_same = all(
+        getattr(a, n).dtype == getattr(b, n).dtype and getattr(a, n).tobytes() == getattr(b, n).tobytes()
+        for n in arrays
+    )
+    return is_same and a.rows == b.rows and a.rollout_id == b.rollout_id and asdict(a.header) == asdict(b.header)
+
+
+text = st.text(max_size=12)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def samples(draw):
+    prompt_len, response_len = draw(st.integers(1, 4)), draw(st.integers(0, 5))
+    total = prompt_len + response_len
+    mask = [False] * prompt_len + draw(st.lists(st.booleans(), min_size=response_len, max_size=response_len))
+    numbers = draw(st.lists(st.floats(-50, 0, width=32), min_size=total, max_size=total))
+    return Sample(
+        group_id=draw(st.integers(0, 2**62)),
+        index=draw(st.integers(0, 2**31 - 1)),
+        token_ids=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=total, max_size=total))),
+        prompt_len=prompt_len,
+        loss_mask=np.array(mask),
+        rollout_log_probs=np.where(mask, numbers, 0.0),
+        text=draw(text),
+        prompt_text=draw(text),
+        label=draw(st.none() | text),
+        reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+        status=draw(st.sampled_from(Status)),
+        seed=draw(st.integers(0, 2**53)),
+        weight_version_min=draw(st.integers(0, 5)),
+        weight_version_max=draw(st.integers(5, 9)),
+        metadata=draw(st.dictionaries(text, plain, max_size=3)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(samples(), max_size=4), rollout_id=st.integers(0, 10**9))
+def test_round_trip_of_any_samples(tmp_path_factory, rows, rollout_id):
+    path = tmp_path_factory.mktemp("r") / "x.pt"
+    header = RolloutHeader(model={"path": "m"}, sampling={"temperature": 1.0}, counts={"status_completed": 3})
+    batch = RolloutBatch.from_samples(rollout_id, rows, header)
+    write(path, batch)
+    assert same(read(path), batch)
+
+
+def test_opens_with_plain_torch_load_and_holds_only_plain_data_on_cpu(tmp_path):
+    """Cases P01 and P09."""
+    write(tmp_path / "x.pt", batch_of(sample(text="日本 \U0001f600"), sample(index=1, tokens=(4,), prompt_len=1)))
+    content = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert content["format"] == "vime-rollout"
+    assert content["schema_version"] == 1
+    assert content["columns"]["text"] == ["日本 \U0001f600", ""]
+    assert {str(t.device) for t in content["arrays"].values()} == {"cpu"}
+    assert b"cuda" not in (tmp_path / "x.pt").read_bytes()
+
+
+def test_loads_a_file_whose_tensors_carry_a_device_tag(tmp_path, monkeypatch):
+    """Case P09: as if another program had saved the same content from a GPU."""
+    write(tmp_path / "x.pt", batch_of(sample()))
+    content = torch.load(tmp_path / "x.pt", weights_only=True)
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    torch.save(content, tmp_path / "y.pt")
+    monkeypatch.undo()
+    assert b"cuda:0" in (tmp_path / "y.pt").read_bytes()
+    assert same(read(tmp_path / "y.pt"), read(tmp_path / "x.pt"))
+
+
+def test_numpy_in_metadata_becomes_plain(tmp_path):
+    write(tmp_path / "x.pt", batch_of(sample(metadata={"a": np.float32(0.5), "b": np.arange(2), "c": (1, 2)})))
+    assert read(tmp_path / "x.pt").rows[0]["metadata"] == {"a": 0.5, "b": [0, 1], "c": [1, 2]}
+
+
+def test_metadata_that_is_not_plain_is_refused_by_key_path(tmp_path):
+    with pytest.raises(VimeError, match=r"sample 7/2 metadata\.deep\[0\]: object is not plain data"):
+        write(tmp_path / "x.pt", batch_of(sample(7, 2, metadata={"deep": [object()]})))
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path):
+    """Case P03."""
+    path = tmp_path / "x.pt"
+    write(path, batch_of(sample(text="first")))
+    with pytest.raises(UsageError, match="exists already"):
+        write(path, batch_of(sample(text="second")))
+    assert read(path).rows[0]["text"] == "first"
+    write(path, batch_of(sample(text="second")), overwrite=True)
+    assert read(path).rows[0]["text"] == "second"
+    assert os.listdir(tmp_path) == ["x.pt"]
+
+
+def refusal(path) -> str:
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "\n" not in caught.value.message
+    assert str(path) in caught.value.message
+    return caught.value.message
+
+
+def test_missing_file(tmp_path):
+    assert "no such file" in refusal(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_file_cut_short_is_refused(tmp_path, share):
+    path = tmp_path / "x.pt"
+    write(path, batch_of(sample()))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert "cut short" in refusal(path)
+
+
+def test_flipped_bits_are_refused_or_harmless(tmp_path):
+    """Every flip either raises the one error or, in bytes without meaning (padding), changes nothing."""
+    path = tmp_path / "x.pt"
+    batch = batch_of(*[sample(g, i, text=f"answer {g}{i}") for g in range(3) for i in range(3)])
+    write(path, batch)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    num_refused = 0
+    for position in rng.choice(len(content) * 8, 400, replace=False):
+        damaged = bytearray(content)
+        damaged[position // 8] ^= 1 << (position % 8)
+        path.write_bytes(damaged)
+        try:
+            assert same(read(path), batch)
+        except UsageError:
+            num_refused += 1
+    assert num_refused > 100
+
+
+def test_every_flipped_bit_of_the_tokens_is_found(tmp_path):
+    path = tmp_path / "x.pt"
+    tokens = list(range(1_000_000, 1_000_050))
+    write(path, batch_of(sample(tokens=tokens)))
+    content = path.read_bytes()
+    at = content.index(np.array(tokens, dtype=np.int32).tobytes())
+    for position in range(at, at + 200, 7):
+        damaged = bytearray(content)
+        damaged[position] ^= 4
+        path.write_bytes(damaged)
+        assert "damaged" in refusal(path)
+
+
+def rewrite(path, change):
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+def test_newer_schema_is_refused(tmp_path):
+    write(tmp_path / "x.pt", batch_of(sample()))
+    rewrite(tmp_path / "x.pt", lambda c: c.update(schema_version=2))
+    assert "schema version 2, this vime reads up to 1" in refusal(tmp_path / "x.pt")
+
+
+def test_changed_reward_is_found_by_the_checksum(tmp_path):
+    write(tmp_path / "x.pt", batch_of(sample(reward=1.0)))
+    rewrite(tmp_path / "x.pt", lambda c: c["arrays"]["rewards_N"].fill_(0.0))
+    assert "checksum differs" in refusal(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["columns"].pop("seed"),
+        lambda c: c["arrays"].pop("offsets"),
+        lambda c: c["arrays"].update(offsets=c["arrays"]["offsets"].float()),
+        lambda c: c.update(header=[]),
+        lambda c: c["header"].update(surprise=1),
+        lambda c: c.update(rollout_id="0"),
+    ],
+)
+def test_wrong_structure_is_named(tmp_path, change):
+    write(tmp_path / "x.pt", batch_of(sample()))
+    rewrite(tmp_path / "x.pt", change)
+    assert "is not a rollout record of schema 1" in refusal(tmp_path / "x.pt")
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["BOMB_TARGET"],)
+
+
+def test_hostile_files_run_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOMB_TARGET", str(tmp_path / "exploded"))
+    torch.save({"format": "vime-rollout", "x": Bomb()}, tmp_path / "zip.pt")
+    torch.save({"format": "vime-rollout", "x": Bomb()}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "raw.pt").write_bytes(pickle.dumps(Bomb()))
+    assert "posix.mkdir" in refusal(tmp_path / "zip.pt")
+    refusal(tmp_path / "old.pt")
+    refusal(tmp_path / "raw.pt")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_foreign_files_are_refused(tmp_path):
+    torch.save({"a": torch.zeros(2)}, tmp_path / "weights.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "text.pt").write_text("{}")
+    np.savez(tmp_path / "x.npz", a=np.zeros(2))
+    for name in ("weights.pt", "list.pt", "text.pt", "x.npz"):
+        refusal(tmp_path / name)
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    write(tmp_path / "x.pt", batch_of(sample(), model={"tokenizer_digest": "aaaa", "path": "models/a"}))
+    assert len(read(tmp_path / "x.pt", tokenizer_digest="aaaa")) == 1
+    with pytest.raises(UsageError, match="another tokenizer"):
+        read(tmp_path / "x.pt", tokenizer_digest="bbbb")
+
+
+def test_writer_thread_writes_all_and_raises_late_errors(tmp_path):
+    with RecordWriter(str(tmp_path / "r_{rollout_id}.pt")) as writer:
+        for i in range(3):
+            writer.save(batch_of(sample(), rollout_id=i))
+    assert sorted(os.listdir(tmp_path)) == ["r_0.pt", "r_1.pt", "r_2.pt"]
+    writer = RecordWriter(str(tmp_path / "r_{rollout_id}.pt"))
+    writer.save(batch_of(sample(), rollout_id=1))
+    with pytest.raises(UsageError, match=r"r_1\.pt exists already"):
+        writer.close()
+
+
+def test_describe_shows_plain_values_only(tmp_path):
+    """Case P11."""
+    rows = list(describe(batch_of(sample(3, 1, text="x" * 500, reward=0.5, label="7"), sample(4))))
+    assert rows[0] == {
+        "sample": "3/1", "status": "completed", "reward": 0.5, "prompt_len": 1, "response_len": 2,
+        "label": "7", "prompt": "", "text": "x" * 200,
+    }  # fmt: skip
+    assert rows[1]["reward"] is None
+
+
+WRITE_FOR_EVER = """
+import sys, numpy as np
+sys.path.insert(0, "tests/record")
+from test_record_file import batch_of, sample
+from vime.record import write
+i = 0
+while True:
+    i += 1
+    write(sys.argv[1], batch_of(sample(tokens=[i] * 200_000), rollout_id=i), overwrite=True)
+    print(i, flush=True)
+"""
+
+
+def test_killed_while_writing_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "x.pt"
+    for delay in (0.0, 0.004, 0.011):
+        process = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=20)
+        process.stdout.close()
+        batch = read(path)
+        assert (batch.token_ids_T == batch.rollout_id).all()
+    write(path, batch_of(sample()), overwrite=True)
+    assert os.listdir(tmp_path) == ["x.pt"]
+
+
+def test_import_is_light():
+    code = "import sys, vime.record; sys.exit(int('torch' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

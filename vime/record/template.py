@@ -1,0 +1,104 @@
+"""Names of record files: a template such as ``data_{rollout_id}.pt``, as in ``template.format(rollout_id=...)``."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from string import Formatter
+
+from vime.errors import UsageError
+
+PLACEHOLDER = "rollout_id"
+
+
+def template_path(template: str, rollout_id: int) -> Path:
+    """The file of one rollout. UsageError if the template has another placeholder or a broken one."""
+    problems = _syntax_problems(template)
+    if problems:
+        raise UsageError("\n".join(problems), f"the only placeholder is {{{PLACEHOLDER}}}")
+    return Path(template.format(rollout_id=rollout_id))
+
+
+def check_template(
+    template: str, num_rollouts: int, *, first_rollout_id: int = 0, overwrite: bool = False
+) -> list[str]:
+    """Problems of writing ``num_rollouts`` files to ``template``; empty where all is well.
+
+    Several rollouts need ``{rollout_id}``; a literal path is good for exactly one. Files that exist are a problem
+    unless ``overwrite``. A format such as ``{rollout_id:05d}`` is allowed.
+    """
+    problems = _syntax_problems(template)
+    if problems:
+        return problems
+    ids = range(first_rollout_id, first_rollout_id + num_rollouts)
+    paths = [template_path(template, i) for i in ids]
+    if len(set(paths)) < len(paths):
+        return [
+            f"{template!r} names one file for {num_rollouts} rollouts: each would overwrite the one before; "
+            f"put {{{PLACEHOLDER}}} into the name"
+        ]
+    existing = [] if overwrite else [str(p) for p in paths if p.exists()]
+    return [f"{p} exists already (set run.overwrite=true to replace it)" for p in existing]
+
+
+def list_ids(template: str) -> list[int]:
+    """The rollout ids whose files exist, in order. A literal path (no placeholder) has no ids: []."""
+    if _syntax_problems(template) or not _has_placeholder(template):
+        return []
+    pattern, expression = "", ""
+    for literal, name, _, _ in Formatter().parse(template):
+        pattern += glob.escape(literal) + ("*" if name is not None else "")
+        expression += re.escape(literal) + (r"(\d+)" if name is not None else "")
+    ids = set()
+    for found in glob.glob(pattern):
+        match = re.fullmatch(expression, found)
+        if match and len(set(map(int, match.groups()))) == 1 and template.format(rollout_id=int(match[1])) == found:
+            ids.add(int(match[1]))
+    return sorted(ids)
+
+
+def missing_problem(template: str, rollout_ids: Iterable[int]) -> str | None:
+    """One message naming the rollout ids that have no file beside those that exist; None if all are there."""
+    wanted = list(rollout_ids)
+    if not _has_placeholder(template):
+        if len(wanted) > 1:
+            return f"{template!r} names one file, but {len(wanted)} rollouts are asked for; put {{{PLACEHOLDER}}} in"
+        return None if not wanted or Path(template).is_file() else f"{template}: no such file"
+    missing = [i for i in wanted if not template_path(template, i).is_file()]
+    if not missing:
+        return None
+    existing = list_ids(template)
+    there = f"existing ids: {_ranges(existing)}" if existing else "there is no file for any id"
+    return f"{template}: no file for rollout_id {_ranges(missing)}; {there}"
+
+
+def _syntax_problems(template: str) -> list[str]:
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        if not template:
+            return ["the record template is empty"]
+        unknown = sorted({n for n in names if n != PLACEHOLDER})
+        if unknown:
+            shown = ", ".join(f"{{{n}}}" for n in unknown)
+            return [f"{template!r} has the placeholder {shown}; only {{{PLACEHOLDER}}} is known"]
+        template.format(rollout_id=0)
+    except ValueError as error:
+        return [f"{template!r} is no template: {error}"]
+    return []
+
+
+def _has_placeholder(template: str) -> bool:
+    return any(name is not None for _, name, _, _ in Formatter().parse(template))
+
+
+def _ranges(ids: list[int]) -> str:
+    """0, 1, 2, 5 -> "0-2, 5"."""
+    parts: list[list[int]] = []
+    for i in ids:
+        if parts and i == parts[-1][1] + 1:
+            parts[-1][1] = i
+        else:
+            parts.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,130 @@
+"""Write one rollout to one file: temporary name, flush, fsync, rename. Nobody ever sees half a file."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vime.errors import UsageError, VimeError
+from vime.record.layout import COLUMNS, FORMAT, SCHEMA_VERSION, arrays_of, checksum, plain_copy
+from vime.record.template import template_path
+from vime.types import RolloutBatch
+
+CLOSE_TIMEOUT_SECONDS = 120.0
+
+
+def write(path: str | os.PathLike[str], batch: RolloutBatch, *, overwrite: bool = False) -> None:
+    """Write ``batch`` to ``path`` so that ``torch.load(path, weights_only=True)`` alone can open it.
+
+    After a crash at any moment ``path`` is the old file, the new file, or absent; never a part of one. UsageError if
+    the file exists and ``overwrite`` is False; VimeError naming the sample and key path if metadata is not plain data.
+    """
+    import torch
+
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", "choose another name, or allow overwriting with run.overwrite=true")
+    content = _content(batch)
+    content["arrays"] = {name: torch.from_numpy(array.copy()) for name, array in content["arrays"].items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A fixed name: what a killed process left behind is replaced by the next write of the same file.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_folder(path.parent)
+
+
+def _content(batch: RolloutBatch) -> dict[str, Any]:
+    try:
+        plain = {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "rollout_id": int(batch.rollout_id),
+            "header": plain_copy(asdict(batch.header), "header"),
+            "columns": {name: _column(batch, name) for name in COLUMNS},
+        }
+    except TypeError as error:
+        raise VimeError(
+            f"rollout {batch.rollout_id} cannot be recorded: {error}", "keep only plain data in metadata"
+        ) from error
+    arrays: dict[str, np.ndarray] = arrays_of(batch)
+    return {**plain, "arrays": arrays, "checksum": checksum(plain, arrays)}
+
+
+def _column(batch: RolloutBatch, name: str) -> list[Any]:
+    ids = zip(batch.group_ids_N, batch.indices_N, batch.rows, strict=True)
+    return [plain_copy(row[name], f"sample {group}/{index} {name}") for group, index, row in ids]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RecordWriter:
+    """Writes rollouts beside the run in one thread; an error surfaces at the next ``save`` or at ``close``.
+
+    At most ``max_pending`` rollouts wait in memory; ``save`` blocks while there are more.
+    """
+
+    def __init__(self, template: str, *, overwrite: bool = False, max_pending: int = 2) -> None:
+        self._template = template
+        self._overwrite = overwrite
+        self._queue: queue.Queue[RolloutBatch | None] = queue.Queue(max_pending)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="vime-record-writer", daemon=True)
+        self._thread.start()
+
+    def save(self, batch: RolloutBatch) -> None:
+        """Queue ``batch`` for ``template.format(rollout_id=batch.rollout_id)``. Raises what an earlier write raised."""
+        self._raise_error()
+        try:
+            self._queue.put(batch, timeout=CLOSE_TIMEOUT_SECONDS)
+        except queue.Full:
+            raise VimeError(f"writing rollout records to {self._template} is stuck", "check the disk") from None
+
+    def close(self) -> None:
+        """Wait until everything is on disk; raises the first error of any write."""
+        if self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=CLOSE_TIMEOUT_SECONDS)
+            except queue.Full:
+                raise VimeError(f"writing rollout records to {self._template} is stuck", "check the disk") from None
+            self._thread.join(CLOSE_TIMEOUT_SECONDS)
+            if self._thread.is_alive():
+                raise VimeError(
+                    f"rollout records for {self._template} not written within {CLOSE_TIMEOUT_SECONDS:.0f} s",
+                    "check the disk",
+                )
+        self._raise_error()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            if self._error is None:
+                try:
+                    write(template_path(self._template, batch.rollout_id), batch, overwrite=self._overwrite)
+                except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
+                    self._error = error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
