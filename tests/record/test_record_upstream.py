@@ -104,7 +104,7 @@ class StatusLike(enum.Enum):
 
 
 def test_python_objects_in_a_dump_are_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match="holds the Python object .*StatusLike"):
+    with pytest.raises(UsageError, match=r"holds the Python object .*StatusLike"):
         read(dump(tmp_path / "d.pt", row(status=StatusLike.COMPLETED)))
 
 
