@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from vime import device
 from vime.config.schema import Config
 from vime.errors import UsageError
 
@@ -20,32 +20,38 @@ class Placement:
 
 
 def place(config: Config, available: dict[str, float]) -> Placement:
-    """Side by side, or colocated on the same devices. On CPU processes share cores, with a warning.
+    """Side by side, or colocated on the same devices; on CPU, processes share cores, with a warning.
 
     Raises UsageError at once, with wanted against available, if the request can never be met.
     """
     trainers = config.parallel.world_size if config.needs_trainer else 0
     engines = config.rollout.num_engines if config.needs_engines else 0
-    tp = config.rollout.engine_tp
-    if device.kind() == "cuda":
-        return _place_gpus(config, trainers, engines, tp, available)
-    wanted = trainers + engines * tp
-    have = available.get("CPU", 0.0)
+    if available.get("GPU", 0.0) > 0:
+        return _place_on_gpus(config, trainers, engines, available)
+    return _place_on_cpus(trainers, engines, available.get("CPU", 0.0))
+
+
+def _place_on_cpus(trainers: int, engines: int, have: float) -> Placement:
+    wanted = trainers + engines
     if have <= 0:
-        raise UsageError(f"placement: {wanted} processes wanted, the cluster has no CPU available ({available})")
-    share = min(1.0, have / max(wanted, 1))
-    share = int(share * 1e4) / 1e4  # Ray counts in steps of 0.0001
-    return Placement({"num_cpus": share}, {"num_cpus": share * tp if share * tp < 1 else max(1, int(share * tp))})
+        raise UsageError(
+            f"placement: {wanted} processes wanted ({trainers} trainer ranks, {engines} engines), no CPU available",
+            "end other work on the cluster, or leave cluster.ray_address unset for a private one",
+        )
+    share = min(1.0, math.floor(have / wanted * 1e4) / 1e4)  # Ray counts in steps of 0.0001
+    warnings = (f"{wanted} processes share {have:g} CPU cores",) if share < 1.0 else ()
+    return Placement({"num_cpus": share}, {"num_cpus": share}, warnings)
 
 
-def _place_gpus(config: Config, trainers: int, engines: int, tp: int, available: dict[str, float]) -> Placement:
-    """One GPU a trainer rank and tp GPUs an engine; colocated pairs share. Not run without a GPU."""
-    have = available.get("GPU", 0.0)
+def _place_on_gpus(config: Config, trainers: int, engines: int, available: dict[str, float]) -> Placement:
+    """One GPU a trainer rank, ``engine_tp`` GPUs an engine; colocated ones share. Not run without a GPU."""
+    tp, have = config.rollout.engine_tp, available.get("GPU", 0.0)
     wanted = max(trainers, engines * tp) if config.cluster.colocate else trainers + engines * tp
     if wanted > have:
+        colocated = ", colocated" if config.cluster.colocate else ""
         raise UsageError(
-            f"placement: {wanted} GPUs wanted ({trainers} trainer ranks, {engines} engines x tp {tp}"
-            f"{', colocated' if config.cluster.colocate else ''}), {have:g} available",
+            f"placement: {wanted} GPUs wanted ({trainers} trainer ranks, {engines} engines x tp {tp}{colocated}), "
+            f"{have:g} available",
             "lower parallel.* or rollout.num_engines, set cluster.colocate = true, or add nodes",
         )
     share = 0.5 if config.cluster.colocate else 1.0

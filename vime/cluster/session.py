@@ -5,6 +5,7 @@ Nothing is discovered: without an address a cluster of our own is started, never
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -16,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vime import log
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
 
-logger = log.get(__name__)
+logger = logging.getLogger(__name__)
 END_SECONDS = 10.0
 
 

@@ -58,8 +58,7 @@ def explain(name: str, error: BaseException, what: str) -> VimeError:
             f"{what}: {name} died ({_one_line(error)})", "killed from outside, out of memory, or a crash in native code"
         )
     detail = f"{type(cause).__name__}: {_one_line(cause)}"
-    remote = getattr(error, "traceback_str", "")
-    return VimeError(f"{what}: {name} failed: {detail}", _tail(remote))
+    return VimeError(f"{what}: {name} failed: {detail}", _raised_at(str(error)))
 
 
 def _rank(error: Exception) -> int:
@@ -78,6 +77,6 @@ def _one_line(error: BaseException) -> str:
     return (lines[-1] if lines else type(error).__name__)[:400]
 
 
-def _tail(text: str) -> str | None:
-    frames = [line.strip() for line in text.splitlines() if line.lstrip().startswith("File ")]
+def _raised_at(remote_traceback: str) -> str | None:
+    frames = [line.strip() for line in remote_traceback.splitlines() if line.lstrip().startswith("File ")]
     return f"raised at {frames[-1]}" if frames else None

