@@ -1,0 +1,346 @@
+"""One vLLM engine: token ids in, samples out, and weights swapped as a transaction. No Ray in here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
+from vime.backends.vllm.arguments import engine_arguments
+from vime.backends.vllm.environment import EngineEnvironment
+from vime.backends.vllm.sampling import (
+    StopIds,
+    collect_stop_ids,
+    effective_options,
+    generation_config_warnings,
+    request_options,
+    with_changes,
+)
+from vime.backends.vllm.update import WeightUpdate, check_update, required_specs
+from vime.config.schema import Config
+from vime.errors import PromptTooLong, UsageError, VimeError
+from vime.types import Prompt, Sample, TensorEntry, WeightManifest
+from vime.weights.checkpoint import read_specs
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+SHUTDOWN_SECONDS = 2.0
+CONTROL_SECONDS = 60.0  # longest wait for pause, resume, cache reset: they wait for one forward at most
+
+
+class VllmEngine:
+    """Implements ``protocols.RolloutEngine`` and what weight sync needs. All methods are safe beside running requests."""
+
+    def __init__(self, config: Config, engine_index: int) -> None:
+        self.config = config
+        self.index = engine_index
+        self.sampling = config.rollout.sampling
+        self.on_cpu = _on_cpu()
+        self.environment = EngineEnvironment(engine_index, self.on_cpu, config.cluster.start_timeout_seconds)
+        self.environment.apply()
+        self.weight_version: int | None = None
+        self.no_weights_reason = "the engine is not started"
+        self._llm: AsyncLLM | None = None
+        self._tokenizer: Any = None
+        self._stop = StopIds({})
+        self._specs: dict[str, TensorEntry] = {}
+        self._running: set[str] = set()
+        self._counter = itertools.count()
+        self._server: Any = None
+        self.max_model_len = 0
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine's processes and load the checkpoint as weight version 0.
+
+        Returns stop ids with origins, effective sampling options with origins, warnings, versions, lengths and pids.
+        Raises UsageError for settings vLLM refuses, VimeError if the engine does not come up.
+        """
+        import vllm
+
+        from vime.backends.vllm.processes import forking_dies_with_parent
+
+        arguments = engine_arguments(self.config, self.on_cpu)
+        unknown = sorted(set(arguments) - set(vllm.AsyncEngineArgs.__dataclass_fields__))
+        if unknown:
+            raise UsageError(f"vllm.{unknown[0]} is not an argument of vLLM {vllm.__version__} (AsyncEngineArgs)")
+        vllm_config = vllm.AsyncEngineArgs(**arguments).create_engine_config()
+        with forking_dies_with_parent():
+            self._llm = vllm.AsyncLLMEngine.from_vllm_config(vllm_config, disable_log_stats=True)
+        self.max_model_len = vllm_config.model_config.max_model_len
+        self._tokenizer = self._llm.get_tokenizer()
+        self._stop = collect_stop_ids(
+            self.config.model.path, self._tokenizer.eos_token_id, self.sampling.stop_token_ids
+        )
+        await self._check_parameters()
+        self._specs = await self._trace()
+        await self._llm.update_weight_version("0")
+        self.weight_version = 0
+        return self._info(vllm.__version__, vllm_config)
+
+    def _info(self, vllm_version: str, vllm_config: Any) -> dict[str, Any]:
+        options, origins = effective_options(self.sampling, self._stop)
+        return {
+            "engine": self.index,
+            "stop_token_ids": options["stop_token_ids"],
+            "stop_origins": {i: list(o) for i, o in self._stop.origins.items()},
+            "sampling": options,
+            "sampling_origin": origins,
+            "warnings": generation_config_warnings(self.config.model.path, self.sampling),
+            "vllm_version": vllm_version,
+            "max_model_len": self.max_model_len,
+            "kv_tokens": vllm_config.cache_config.num_gpu_blocks * vllm_config.cache_config.block_size,
+            "pids": self.pids,
+        }
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the engine-core processes."""
+        manager = self._require_started().engine_core.resources.engine_manager
+        return [p.pid for p in manager.processes if p.pid is not None]
+
+    async def check_health(self) -> None:
+        """Raises VimeError naming the engine if its processes are dead."""
+        if self._llm is None or self._llm.errored:
+            raise self._dead()
+
+    async def shutdown(self) -> None:
+        """End server and engine processes within seconds and remove their temporary files. May be called twice."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+        llm, self._llm = self._llm, None
+        self.weight_version, self.no_weights_reason = None, "the engine is shut down"
+        if llm is not None:
+            processes = list(llm.engine_core.resources.engine_manager.processes)
+            llm.shutdown(timeout=SHUTDOWN_SECONDS)
+            for process in processes:
+                await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
+                if process.is_alive():
+                    process.kill()
+                    await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
+        self.environment.close()
+
+    # ---- generation ----------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None = None
+    ) -> list[Sample]:
+        """One sample per seed, in order; one request each, so that samples differ where seeds differ.
+
+        Raises PromptTooLong for this prompt alone, VimeError where the engine holds no complete weights, died, or
+        answered without one finite log-prob per token.
+        """
+        self._require_weights()
+        options = with_changes(self.sampling, sampling)
+        room = self.max_model_len - len(prompt.token_ids)
+        if room < 1:
+            raise PromptTooLong(
+                f"prompt {prompt.group_id} has {len(prompt.token_ids)} tokens; the context of {self.max_model_len} "
+                "leaves no room for a response token",
+                "raise rollout.max_context_len, or set data.max_prompt_len",
+            )
+        fixed = request_options(options, self._stop)
+        fixed["max_tokens"] = min(options.max_response_len, room)
+        fixed["min_tokens"] = min(fixed["min_tokens"], fixed["max_tokens"])
+        ids = prompt.token_ids.tolist()
+        return await _all_or_none([self._one(prompt, ids, fixed, i, seed) for i, seed in enumerate(seeds)])
+
+    async def _one(self, prompt: Prompt, ids: list[int], fixed: dict[str, Any], index: int, seed: int) -> Sample:
+        request_id = f"{self.index}-{prompt.group_id}/{index}-{next(self._counter)}"
+        output = await self._request(request_id, ids, _params(**fixed, seed=seed))
+        answer = output.outputs[0]
+        flat = answer.logprobs
+        arrays = response_arrays(
+            request_id,
+            answer.token_ids,
+            None if flat is None else flat.logprobs,
+            None if flat is None else flat.token_ids,
+        )
+        text = self._tokenizer.decode(arrays[0].tolist(), skip_special_tokens=True)
+        versions = self._versions(answer.weight_versions)
+        return make_sample(prompt, index, seed, arrays, STATUS[answer.finish_reason], versions, text)
+
+    async def _request(self, request_id: str, ids: list[int], params: SamplingParams) -> RequestOutput:
+        """The final output of one request."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        llm = self._require_started()
+        self._running.add(request_id)
+        output = None
+        try:
+            async for answer in llm.generate({"type": "token", "prompt_token_ids": ids}, params, request_id):
+                output = answer
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise self._dead() from error
+        finally:
+            self._running.discard(request_id)
+        if output is None:
+            raise VimeError(f"engine {self.index}: request {request_id} ended without an answer")
+        return output
+
+    def _versions(self, spans: Any) -> tuple[int, int]:
+        if not spans:  # no token yet: an aborted request that never ran
+            version = self.weight_version if self.weight_version is not None else 0
+            return version, version
+        numbers = [int(span.version) for span in spans]
+        return min(numbers), max(numbers)
+
+    async def score(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 [L] log-probs of ``token_ids`` under the current weights at temperature 1; index 0 holds 0.0.
+
+        Computed by a fresh forward (the prefix cache is not read). Raises PromptTooLong if L >= the context.
+        """
+        self._require_weights()
+        ids = [int(t) for t in token_ids]
+        if len(ids) >= self.max_model_len:
+            raise PromptTooLong(f"{len(ids)} tokens to score; the context of {self.max_model_len} holds one fewer")
+        request_id = f"{self.index}-score-{next(self._counter)}"
+        params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        output = await self._request(request_id, ids, params)
+        flat = output.prompt_logprobs
+        _, values = response_arrays(
+            request_id, ids[1:], None if flat is None else flat.logprobs, None if flat is None else flat.token_ids
+        )
+        return np.concatenate([np.zeros(1, np.float32), values])
+
+    # ---- control -------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Stop scheduling and drop every cached key and value; running requests are kept and go on after resume."""
+        llm = self._require_started()
+        await self._limited(llm.pause_generation(mode="keep", clear_cache=True), "pause")
+
+    async def resume(self) -> None:
+        """Go on with the requests that pause kept. Raises VimeError while the engine holds no complete weights."""
+        self._require_weights()
+        await self._limited(self._require_started().resume_generation(), "resume")
+
+    async def abort(self) -> int:
+        """Abort every running request; their samples return, with the tokens so far, as aborted."""
+        running = list(self._running)
+        if running:
+            await self._limited(self._require_started().abort(running), "abort")
+        return len(running)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes; running requests are preempted and computed again."""
+        llm = self._require_started()
+        await self._limited(llm.reset_prefix_cache(reset_running_requests=True), "prefix cache reset")
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+
+    async def weight_specs(self) -> list[TensorEntry]:
+        """Names, shapes and dtypes of the tensors that an update must carry, all of them and no other."""
+        self._require_started()
+        return list(self._specs.values())
+
+    async def update_weights(
+        self, version: int, path: str, tensors: Sequence[tuple[TensorEntry, int]], verify: str = "full"
+    ) -> tuple[WeightManifest, WeightManifest | None]:
+        """Replace all weights by those in the shared file ``path``; ``tensors``: entry and first byte of each.
+
+        Returns the digests received and (``verify="full"``) those the live parameters hold. Before the first byte
+        every name, shape and dtype is checked: UsageError lists what is wrong and the engine goes on with the old
+        weights. Where an entry has a digest, both sides must equal it; otherwise, or on an error on the way, the engine
+        holds no complete weights and generates nothing until an update succeeds.
+        """
+        llm = self._require_started()
+        check_update(self.index, self._specs, tensors, path)
+        await self.pause()
+        self.weight_version = None
+        self.no_weights_reason = f"the update to version {version} is not complete"
+        update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp)
+        try:
+            received, held = await update.run(verify)
+        except Exception as error:
+            self.no_weights_reason = f"the update to version {version} failed: {type(error).__name__}: {error}"
+            await self._abort_after_failure()
+            raise VimeError(f"engine {self.index} holds no complete weights: {self.no_weights_reason}") from error
+        wrong = update.differences(received, held)
+        if wrong:
+            self.no_weights_reason = f"version {version} is not what was sent: " + "; ".join(wrong[:5])
+            await self._abort_after_failure()
+            return received, held
+        self.weight_version = version
+        await self.reset_prefix_cache()
+        await self.resume()
+        return received, held
+
+    async def _abort_after_failure(self) -> None:
+        if self._llm is not None and not self._llm.errored:
+            await self.abort()
+
+    async def _check_parameters(self) -> None:
+        for rank, names in enumerate(await self._rpc("vime_empty_parameters")):
+            if names:
+                raise VimeError(
+                    f"engine {self.index} rank {rank}: {len(names)} parameters have no elements, first {names[0]}; "
+                    "weights could be neither compared nor updated",
+                    "check that vime's vLLM plugin is loaded (VLLM_PLUGINS must not exclude it)",
+                )
+
+    async def _trace(self) -> dict[str, TensorEntry]:
+        headers = read_specs(self.config.model.path)
+        rows = [[t.name, list(t.shape), t.dtype] for t in headers]
+        return required_specs(self.index, headers, await self._rpc("vime_trace", rows))
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        call = self._require_started().collective_rpc(method, args=args)
+        return await self._limited(call, method, self.config.weights.timeout_seconds)
+
+    # ---- shared --------------------------------------------------------------------------------------------------
+
+    async def _limited(self, call: Awaitable[Any], what: str, seconds: float = CONTROL_SECONDS) -> Any:
+        try:
+            return await asyncio.wait_for(call, seconds)
+        except TimeoutError as error:
+            raise VimeError(f"engine {self.index}: {what} did not end within {seconds:.0f} s") from error
+
+    def _require_started(self) -> AsyncLLM:
+        if self._llm is None:
+            raise VimeError(f"engine {self.index} is not running: {self.no_weights_reason}")
+        return self._llm
+
+    def _require_weights(self) -> None:
+        if self.weight_version is None:
+            raise VimeError(
+                f"engine {self.index} holds no complete weights: {self.no_weights_reason}",
+                "sync the weights before generating",
+            )
+
+    def _dead(self) -> VimeError:
+        pids = self.pids if self._llm is not None else []
+        return VimeError(f"engine {self.index} is dead (engine-core process {pids} ended)", "see its log above")
+
+
+def _on_cpu() -> bool:
+    from vime import device
+
+    return device.kind() == "cpu"
+
+
+def _params(**options: Any) -> SamplingParams:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(**options, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
+
+
+async def _all_or_none(calls: Sequence[Any]) -> list[Any]:
+    """Results in order; if one call raises, the others are cancelled (their requests aborted) before it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,101 @@
+"""Worker extension: methods that the engine calls by name in each of its workers (``collective_rpc``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vime.backends.vllm.loader_trace import Layout, trace
+from vime.types import TensorEntry
+from vime.weights.manifest import digest
+from vime.weights.shm import BufferPlan, SharedBuffer
+
+Row = Sequence[Any]  # (name, shape, dtype): what survives vLLM's message format
+
+
+def entries_of(rows: Sequence[Row]) -> list[TensorEntry]:
+    return [TensorEntry(name, tuple(shape), dtype) for name, shape, dtype in rows]
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker. Names start with ``vime_`` so that none can clash with the worker's own."""
+
+    _vime_layout: Layout
+    _vime_specs: dict[str, TensorEntry]
+
+    def vime_model(self) -> torch.nn.Module:
+        return self.model_runner.get_model()  # type: ignore[attr-defined]
+
+    def vime_empty_parameters(self) -> list[str]:
+        """Parameters without elements: weights that something has hidden or freed."""
+        return [name for name, p in self.vime_model().named_parameters() if p.numel() == 0]
+
+    def vime_trace(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Trace the loader over these tensors and keep the layout.
+
+        Returns ``regions``: name -> [[dtype of the parameter, source offset, shape, stride], ...] and ``uncovered``:
+        parameter -> elements that nothing is loaded into.
+        """
+        model = self.vime_model()
+        specs = entries_of(rows)
+        self._vime_layout = trace(model, specs)
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        self._vime_specs = {s.name: s for s in specs}
+        for name, regions in self._vime_layout.regions.items():
+            if regions:
+                dtype = str(tensors[regions[0].parameter].dtype).removeprefix("torch.")
+                self._vime_specs[name] = replace(self._vime_specs[name], dtype=dtype)
+        return {
+            "regions": {
+                name: [
+                    [self._vime_specs[name].dtype, r.source.offset, list(r.source.shape), list(r.source.stride)]
+                    for r in regions
+                ]
+                for name, regions in self._vime_layout.regions.items()
+            },
+            "uncovered": self._vime_layout.uncovered,
+        }
+
+    def vime_received(self) -> dict[str, str]:
+        """Digests of the latest update's tensors as they entered ``load_weights``."""
+        return dict(self.weight_transfer_engine.received)  # type: ignore[attr-defined]
+
+    def vime_held(self) -> dict[str, str]:
+        """Digests of the tensors that the live parameters hold, put back into Hugging Face names and shapes.
+
+        Only for a worker that holds whole tensors (tensor-parallel size 1).
+        """
+        live = self._vime_live()
+        return {name: digest(self._vime_gather(name, live)) for name, r in self._vime_layout.regions.items() if r}
+
+    def vime_unequal(self, path: str, num_bytes: int, rows: Sequence[Row], offsets: Sequence[int]) -> list[str]:
+        """Names whose part in this worker's parameters is not, byte for byte, that part of the shared file."""
+        live = self._vime_live()
+        plan = BufferPlan(tuple(entries_of(rows)), tuple(offsets), num_bytes)
+        buffer = SharedBuffer.attach(path, num_bytes)
+        try:
+            return [e.name for e, sent in buffer.views(plan) if not self._vime_is_equal(e.name, sent, live)]
+        finally:
+            buffer.close()
+
+    def _vime_is_equal(self, name: str, sent: torch.Tensor, live: dict[str, torch.Tensor]) -> bool:
+        return all(
+            digest(r.target.within(live[r.parameter])) == digest(r.source.within(sent))
+            for r in self._vime_layout.regions[name]
+        )
+
+    def _vime_live(self) -> dict[str, torch.Tensor]:
+        model = self.vime_model()
+        return {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+
+    def _vime_gather(self, name: str, live: dict[str, torch.Tensor]) -> torch.Tensor:
+        spec, regions = self._vime_specs[name], self._vime_layout.regions[name]
+        if len(regions) == 1 and regions[0].source.shape == spec.shape:
+            return regions[0].target.within(live[regions[0].parameter])
+        whole = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=live[regions[0].parameter].device)
+        for region in regions:
+            region.source.within(whole).copy_(region.target.within(live[region.parameter]))
+        return whole

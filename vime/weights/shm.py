@@ -1,0 +1,154 @@
+"""A file in shared memory that carries one set of weights from the trainer to every engine of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from vime.errors import VimeError
+from vime.types import TensorEntry, WeightManifest
+from vime.weights.manifest import digest, layer_of
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
+
+
+def num_bytes(entry: TensorEntry) -> int:
+    """Bytes of the tensor's elements."""
+    size = DTYPE_BYTES[entry.dtype]
+    for n in entry.shape:
+        size *= n
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """Where each tensor lies: ``offsets[i]`` is the first byte of ``entries[i]``. Plain data."""
+
+    entries: tuple[TensorEntry, ...]
+    offsets: tuple[int, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, entries: Sequence[TensorEntry]) -> BufferPlan:
+        offsets = []
+        at = 0
+        for entry in entries:
+            offsets.append(at)
+            at += -(-num_bytes(entry) // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(entries), tuple(offsets), at)
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What the trainer needs to write one version: the layout, the file, the version. Plain data."""
+
+    buffer: BufferPlan
+    path: str
+    version: int
+
+
+def write_weights(plan: WritePlan, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightManifest:
+    """In the trainer's process: write whole tensors, in the planned order, into the shared file."""
+    buffer = SharedBuffer.attach(plan.path, plan.buffer.num_bytes)
+    try:
+        return buffer.write(plan.buffer, tensors, plan.version)
+    finally:
+        buffer.close()
+
+
+class SharedBuffer:
+    """The mapped file. ``create`` in one process, ``attach`` in the others; the creator calls ``unlink``."""
+
+    def __init__(self, path: str, size: int, memory: mmap.mmap) -> None:
+        self.path = path
+        self.num_bytes = size
+        self._memory: mmap.mmap | None = memory
+
+    @classmethod
+    def create(cls, size: int, directory: str = "/dev/shm") -> Self:
+        """A new file of ``size`` bytes. Raises VimeError where the directory has no room: nothing is put elsewhere."""
+        size = max(size, ALIGNMENT)
+        stat = os.statvfs(directory)
+        free = stat.f_bavail * stat.f_frsize
+        if free < size:
+            raise VimeError(
+                f"{directory} has {free / 1e6:.1f} MB free, the weights need {size / 1e6:.1f} MB",
+                "enlarge it: mount -o remount,size=... /dev/shm, or docker run --shm-size",
+            )
+        path = str(Path(directory) / f"vime-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        with open(path, "xb") as file:
+            os.chmod(path, 0o600)
+            os.posix_fallocate(file.fileno(), 0, size)  # a sparse file would be a SIGBUS later
+        return cls.attach(path, size)
+
+    @classmethod
+    def attach(cls, path: str, size: int) -> Self:
+        """Map an existing file. Raises VimeError if it is missing or shorter than ``size`` bytes."""
+        if not os.path.exists(path):
+            raise VimeError(f"shared weights file {path} does not exist", "trainer and engines must be on one machine")
+        if os.path.getsize(path) < size:
+            raise VimeError(f"shared weights file {path} has {os.path.getsize(path)} bytes, expected {size}")
+        with open(path, "r+b") as file:
+            return cls(path, size, mmap.mmap(file.fileno(), os.path.getsize(path)))
+
+    def view(self, entry: TensorEntry, offset: int) -> torch.Tensor:
+        """The tensor at ``offset``, without a copy. It must not outlive ``close``."""
+        import torch
+
+        assert self._memory is not None, "buffer is closed"
+        count = num_bytes(entry) // DTYPE_BYTES[entry.dtype]
+        dtype = getattr(torch, entry.dtype)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(entry.shape)
+
+    def views(self, plan: BufferPlan) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """Every tensor of the plan, in its order."""
+        return ((e, self.view(e, o)) for e, o in zip(plan.entries, plan.offsets, strict=True))
+
+    def write(
+        self, plan: BufferPlan, tensors: Iterable[tuple[str, torch.Tensor]], version: int, origin: str = "trainer"
+    ) -> WeightManifest:
+        """Copy the tensors in and digest each as it lies in the buffer. They must be the plan's, in its order.
+
+        Raises VimeError naming the first tensor whose name, shape or dtype is not the planned one, or that is missing.
+        """
+        written: dict[str, TensorEntry] = {}
+        stream = iter(tensors)
+        for entry, target in self.views(plan):
+            name, tensor = next(stream, (None, None))
+            if tensor is None:
+                raise VimeError(f"weights end after {len(written)} tensors, before {entry.name}")
+            got = (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            if got != (entry.name, entry.shape, entry.dtype):
+                raise VimeError(f"tensor {len(written)} is {got}, planned {(entry.name, entry.shape, entry.dtype)}")
+            target.copy_(tensor.detach())
+            written[entry.name] = TensorEntry(
+                entry.name, entry.shape, entry.dtype, digest(target), 0.0, entry.source_name, layer_of(entry.name)[1]
+            )
+        extra = next(stream, None)
+        if extra is not None:
+            raise VimeError(f"weights go on after the {len(written)} planned tensors with {extra[0]}")
+        return WeightManifest(version, origin, written)
+
+    def close(self) -> None:
+        """Unmap. Views still alive keep the memory mapped until they are gone."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            with contextlib.suppress(BufferError):  # a tensor still looks into it; the mapping ends with that tensor
+                memory.close()
+
+    def unlink(self) -> None:
+        """Remove the file; mapped processes keep their view."""
+        Path(self.path).unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""Carries weights through shared memory, from the trainer's one writer into every engine of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from vime.errors import UsageError, VimeError
+from vime.types import TensorEntry, WeightManifest
+from vime.weights.manifest import compare, compare_specs
+from vime.weights.shm import BufferPlan, SharedBuffer, WritePlan
+
+log = logging.getLogger(__name__)
+
+SHOWN = 8  # differences named in a message; the count is always complete
+
+
+class WeightReceiver(Protocol):
+    """What the transport needs of an engine."""
+
+    async def weight_specs(self) -> list[TensorEntry]: ...
+
+    async def update_weights(
+        self, version: int, path: str, tensors: Sequence[tuple[TensorEntry, int]], verify: str
+    ) -> tuple[WeightManifest, WeightManifest | None]: ...
+
+
+class ShmTransport:
+    """Implements ``protocols.WeightTransport``.
+
+    write            called once per sync with a WritePlan; blocks until every whole tensor lies in the file, in the
+                     order of ``trainer_specs``, and returns the manifest of what was written. However many pipeline
+                     stages the trainer has, they go through this one call.
+    trainer_specs    names, shapes, dtypes of those tensors
+    engines          each named "engine i" in messages, or by its ``name``
+    """
+
+    def __init__(
+        self,
+        write: Callable[[WritePlan], WeightManifest],
+        trainer_specs: Sequence[TensorEntry],
+        engines: Sequence[WeightReceiver],
+        verify: str = "full",
+        timeout_seconds: float = 300.0,
+    ) -> None:
+        self.write = write
+        self.plan = BufferPlan.of(trainer_specs)
+        self.engines = {getattr(e, "name", f"engine {i}"): e for i, e in enumerate(engines)}
+        self.verify = verify
+        self.timeout_seconds = timeout_seconds
+        self._buffer: SharedBuffer | None = None
+
+    def sync(self, version: int) -> WeightManifest:
+        """Bring every engine to ``version``; returns the trainer's manifest. Not for use inside an event loop."""
+        return asyncio.run(self.sync_async(version))
+
+    async def sync_async(self, version: int) -> WeightManifest:
+        """As ``sync``. Raises UsageError, with no engine touched, if names, shapes or dtypes disagree; VimeError naming
+        engine and tensors if what an engine received or holds is not what the trainer wrote, or engine and phase if the
+        time limit ran out. An engine with other weights generates nothing until a sync succeeds.
+        """
+        try:
+            return await self._sync(version)
+        except BaseException:
+            self.close()  # a late writer must not write into the next version
+            raise
+
+    async def _sync(self, version: int) -> WeightManifest:
+        started = time.perf_counter()
+        await self._check_specs()
+        buffer = self._open()
+        plan = WritePlan(self.plan, buffer.path, version)
+        sent = await self._limited("the trainer", "writing the weights", _in_thread(self.write, plan))
+        tensors = list(zip(sent.tensors.values(), self.plan.offsets, strict=True))
+        answers = await self._each(
+            "updating the weights", lambda e: e.update_weights(version, buffer.path, tensors, self.verify)
+        )
+        counts = self._compare(sent, answers)
+        log.info(
+            "weights v%d: %d tensors, %.1f MB, %s, %.2f s",
+            version,
+            len(sent.tensors),
+            sent.num_bytes / 1e6,
+            counts,
+            time.perf_counter() - started,
+        )
+        return sent
+
+    def close(self) -> None:
+        """Remove the shared file."""
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer.unlink()
+            self._buffer = None
+
+    def _open(self) -> SharedBuffer:
+        if self._buffer is None:
+            self._buffer = SharedBuffer.create(self.plan.num_bytes)
+        return self._buffer
+
+    async def _check_specs(self) -> None:
+        ours = {entry.name: entry for entry in self.plan.entries}
+        problems = []
+        for name, specs in (await self._each("listing the weights it needs", lambda e: e.weight_specs())).items():
+            problems += [str(d) for d in compare_specs({s.name: s for s in specs}, ours, name, "the trainer")]
+        if problems:
+            raise UsageError(
+                f"trainer and engine do not have the same weights ({len(problems)} differences), nothing was sent:\n"
+                + "\n".join(problems[:SHOWN]),
+                "compare both sides with vime dump-weights",
+            )
+
+    def _compare(self, sent: WeightManifest, answers: dict[str, Any]) -> str:
+        problems: list[str] = []
+        equal = {"received": len(sent.tensors), "held": len(sent.tensors)}
+        for name, (received, held) in answers.items():
+            sides = [("received", received)] + ([("held", held)] if held is not None else [])
+            for side, manifest in sides:
+                found = compare(sent, manifest)
+                equal[side] = min(equal[side], len(sent.tensors) - len(_wrong_tensors(sent, manifest)))
+                problems += [f"{name} {side}: {d}" for d in found]
+        if problems:
+            raise VimeError(
+                f"weights v{sent.version}: {len(problems)} differences from the trainer's tensors; the engines "
+                "concerned generate nothing until a sync succeeds:\n" + "\n".join(problems[:SHOWN]),
+                "see vime dump-weights for every tensor",
+            )
+        names = ["received", "held"] if self.verify == "full" else ["received"]
+        return ", ".join(f"{side} = trainer {equal[side]}/{len(sent.tensors)}" for side in names)
+
+    async def _each(self, phase: str, call: Callable[[WeightReceiver], Awaitable[Any]]) -> dict[str, Any]:
+        """Call every engine at once; all are waited for before the first error is raised."""
+        results = await asyncio.gather(
+            *(self._limited(name, phase, call(engine)) for name, engine in self.engines.items()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return dict(zip(self.engines, results, strict=True))
+
+    async def _limited(self, who: str, phase: str, call: Awaitable[Any]) -> Any:
+        try:
+            return await asyncio.wait_for(call, self.timeout_seconds)
+        except TimeoutError as error:
+            raise VimeError(
+                f"weight sync: {who} did not end {phase} within {self.timeout_seconds:g} s",
+                "look at its stack, or raise weights.timeout_seconds",
+            ) from error
+
+
+def _wrong_tensors(sent: WeightManifest, other: WeightManifest) -> list[str]:
+    return [n for n, t in sent.tensors.items() if n not in other.tensors or other.tensors[n].digest != t.digest]
+
+
+async def _in_thread(call: Callable[[Any], Any], argument: Any) -> Any:
+    """Run a blocking call in a thread of its own, so that a call that never ends cannot hold up the exit."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_exception(error) if error is not None else done.set_result(result)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Any, BaseException | None] = (call(argument), None)
+        except BaseException as error:  # noqa: BLE001 carried over to the waiting coroutine
+            outcome = (None, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="weight-writer", daemon=True).start()
+    return await done
