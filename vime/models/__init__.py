@@ -1,0 +1,57 @@
+"""Model families: config.json -> ModelSpec, and the two-way table of tensor names. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vime.errors import UsageError
+from vime.models import llama, qwen2, qwen3
+from vime.models.layout import check_layout, layer_map, rank_names
+from vime.models.spec import TABLE, ModelSpec, Rule, hf_names, layer_of, megatron_name
+
+__all__ = [
+    "FAMILIES",
+    "TABLE",
+    "ModelSpec",
+    "Rule",
+    "check_layout",
+    "hf_names",
+    "layer_map",
+    "layer_of",
+    "load_spec",
+    "megatron_name",
+    "rank_names",
+]
+
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
+    "llama": llama.spec,
+    "qwen2": qwen2.spec,
+    "qwen3": qwen3.spec,
+}
+"""config.json's ``model_type`` -> reader of that family."""
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """Read ``config.json`` of a Hugging Face folder.
+
+    Raises UsageError if it is missing, no JSON, of an unknown family (all are listed), or uses an unsupported feature.
+    """
+    file = Path(path) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"model.path = {str(path)!r}: no config.json there", "give a Hugging Face folder") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{file}: not valid JSON ({error})") from None
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UsageError(f"{file}: model_type = {family!r} is not supported", f"supported families: {known}")
+    try:
+        return replace(FAMILIES[family](config), path=str(path))
+    except KeyError as error:
+        raise UsageError(f"{file}: {error} is missing") from None

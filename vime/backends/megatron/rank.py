@@ -1,0 +1,160 @@
+"""One trainer process: a policy, a reference, and what the loop asks of them. No Ray in here.
+
+Every method is a collective: all ranks call it with the same arguments, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from vime import device
+from vime.backends.megatron import parallel, spec, weights
+from vime.backends.megatron.build import Model, build_model, check_config
+from vime.backends.megatron.forward import compute_log_probs, make_micro
+from vime.backends.megatron.step import build_learner, train_step
+from vime.config.schema import Config
+from vime.errors import UsageError
+from vime.models import layer_of, load_spec, megatron_name
+from vime.train.packing import pack_tokens, plan_micro_batches
+from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
+
+
+class MegatronRank:
+    """Rank ``rank`` of ``world_size`` trainer processes, which meet at ``master_addr:master_port``.
+
+    Raises ConfigError for a layout this model cannot have, UsageError for a model that is not supported, and VimeError
+    if a checkpoint does not hold exactly the model's tensors.
+    """
+
+    def __init__(self, config: Config, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
+        self.config = config
+        self.spec = load_spec(config.model.path)
+        check_config(self.spec, config)
+        torch.set_num_threads(config.cluster.threads_per_trainer)
+        parallel.init(
+            config.parallel,
+            rank,
+            world_size,
+            master_addr,
+            master_port,
+            config.train.step_timeout_seconds,
+            config.run.seed,
+        )
+        policy = build_model(self.spec, config)
+        self._accounting = {"policy": weights.load(policy, config.model.path)}
+        self.learner = build_learner(policy, config)
+        self.reference = self._build_reference() if config.uses_reference else None
+
+    @property
+    def policy(self) -> Model:
+        return self.learner.model
+
+    def _build_reference(self) -> Model:
+        """The reference never comes from a checkpoint of the run, so that a resumed run keeps the one it had."""
+        path = self.config.model.ref_path or self.config.model.path
+        ref_spec = load_spec(path)
+        if ref_spec.vocab_size != self.spec.vocab_size:
+            raise UsageError(
+                f"model.ref_path = {path!r}: vocab_size {ref_spec.vocab_size}, the policy has {self.spec.vocab_size}"
+            )
+        check_config(ref_spec, self.config)
+        reference = build_model(ref_spec, self.config)
+        for module in reference.modules:
+            module.requires_grad_(False)
+        self._accounting["reference"] = weights.load(reference, path)
+        return reference
+
+    def describe(self) -> dict[str, Any]:
+        """What is really running: layers, attention, layout, sizes, and what became of every checkpoint tensor."""
+        backend = self.policy.transformer.attention_backend
+        return {
+            "layers": spec.effective_spec(),
+            "attention": f"transformer-engine, backend {backend.name}"
+            if spec.uses_transformer_engine()
+            else "torch SDPA",
+            "device": device.kind(),
+            "dtype": self.config.model.dtype,
+            "layout": parallel.describe(self.config.parallel),
+            "family": self.spec.family,
+            "num_parameters": self.spec.num_parameters,
+            "num_parameters_on_rank": sum(p.numel() for _, p in weights.named_parameters(self.policy)),
+            "tensors": {of: accounting.lines() for of, accounting in self._accounting.items()},
+        }
+
+    # ------------------------------------------------------------ learn
+
+    def log_probs(self, batch: RolloutBatch, of: str = "policy") -> tuple[np.ndarray, np.ndarray] | None:
+        """(rows int64 [n], float32 log-probs of those samples one after the other, 0.0 at each first token).
+
+        Rows are the samples of this data-parallel rank; None on ranks that do not own results.
+        """
+        model = self._model(of)
+        layout = self.config.parallel
+        if of == "policy":
+            self.learner.gather_parameters()
+        multiple_of = layout.pp if layout.vpp is not None else 1
+        plan = plan_micro_batches(
+            batch.lengths_N, layout.dp, self.config.train.max_tokens_per_micro_batch, multiple_of
+        )[parallel.dp_rank()]
+        packs = [pack_tokens(batch.offsets, batch.token_ids_T, rows) for rows in plan]
+        micros = [make_micro(i, tokens, ends, layout, None) for i, (tokens, ends) in enumerate(packs)]
+        found = compute_log_probs(model, micros, self.config.rollout.sampling.temperature)
+        if not parallel.owns_results():
+            return None
+        used = [i for i, rows in enumerate(plan) if len(rows)]
+        rows = np.concatenate([plan[i] for i in used]) if used else np.empty(0, np.int64)
+        flat = np.concatenate([found[i] for i in used]) if used else np.empty(0, np.float32)
+        return rows.astype(np.int64), flat
+
+    def _model(self, of: str) -> Model:
+        if of == "policy":
+            return self.policy
+        if of != "ref" or self.reference is None:
+            raise UsageError(
+                f"log_probs of {of!r}: this trainer has {'policy and ref' if self.reference else 'policy only'}",
+                "algo.log_ref = true keeps a reference model",
+            )
+        return self.reference
+
+    def step(self, data: TrainData) -> StepStats:
+        """One optimizer step; the same statistics on every rank. See ``step.train_step`` for what stops or skips it."""
+        return train_step(self.learner, data)
+
+    # ------------------------------------------------------------ weights
+
+    def weight_specs(self) -> list[TensorEntry]:
+        """Name, shape and dtype of every tensor of ``named_weights``, in its order; no digests."""
+        shapes = self.spec.tensors()
+        return [
+            TensorEntry(
+                name=name,
+                shape=shapes[name],
+                dtype=self.config.model.dtype,
+                source_name=megatron_name(name),
+                layer=layer_of(name),
+            )
+            for name, _ in weights.order(self.policy)
+        ]
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full tensor on the CPU, contiguous) in one order on every rank. Iterate to the end."""
+        self.learner.gather_parameters()
+        return weights.export(self.policy)
+
+    def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """float32 gradients of the last step, clipped if it was clipped. Plain optimizer only (it holds whole ones)."""
+        if self.config.parallel.distributed_optimizer:
+            raise UsageError("named_gradients: parallel.distributed_optimizer = True keeps only shards of the gradient")
+        return weights.export(self.policy, value=lambda parameter: parameter.main_grad)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held by this process, see ``device.memory``."""
+        return device.memory()
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        parallel.shutdown()
