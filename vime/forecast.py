@@ -1,0 +1,120 @@
+"""How much memory each process will hold, from shapes alone.
+
+Weights, gradients and optimizer are exact up to padding. Activations are an estimate. The KV cache is what the engine
+needs to run all its sequences at full length; with less it runs fewer at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from vime.config.schema import Config
+from vime.models import ModelSpec, rank_names
+
+BYTES = {"float32": 4, "bfloat16": 2}
+DEFAULT_NUM_SEQS = 256
+"""Sequences that an engine runs side by side unless ``vllm.max_num_seqs`` says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRow:
+    """Bytes of one kind of process. ``count`` processes are alike."""
+
+    process: str
+    count: int
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    reference: int = 0
+    activations: int = 0
+    kv_cache: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.reference + self.activations + self.kv_cache
+
+
+def forecast(config: Config, spec: ModelSpec) -> list[ForecastRow]:
+    """One row per pipeline stage of the trainer and one for the engines. The layout must be possible."""
+    rows = [_trainer(config, spec, stage) for stage in range(config.parallel.pp)] if config.needs_trainer else []
+    return rows + ([_engine(config, spec)] if config.needs_engines else [])
+
+
+def _trainer(config: Config, spec: ModelSpec, stage: int) -> ForecastRow:
+    p, size = config.parallel, BYTES[config.model.dtype]
+    numel = stage_parameters(config, spec, stage)
+    # Adam: two moments in float32, and a float32 master copy where the weights are in another type
+    state = 8 if size == 4 else 12
+    return ForecastRow(
+        process=f"trainer, stage {stage}",
+        count=p.world_size // p.pp,
+        weights=numel * size,
+        gradients=numel * 4,  # summed in float32
+        optimizer=numel * state // (p.dp if p.distributed_optimizer else 1),
+        reference=numel * size if config.uses_reference else 0,
+        activations=_activations(config, spec, stage),
+    )
+
+
+def stage_parameters(config: Config, spec: ModelSpec, stage: int) -> int:
+    """Parameters of one rank of a pipeline stage; the last stage of a tied model holds a copy of the embedding."""
+    p, shapes = config.parallel, spec.tensors()
+    names = [hf for parts in rank_names(spec, p, stage).values() for hf in parts]
+    if spec.is_tied and p.pp > 1 and stage == p.pp - 1:
+        names.append("model.embed_tokens.weight")
+    return sum(_local(spec, name, shapes[name], p.tp) for name in names)
+
+
+def _local(spec: ModelSpec, name: str, shape: tuple[int, ...], tp: int) -> int:
+    """Matrices and their biases are split over tp, norms are not; key/value heads at most down to one each."""
+    if len(shape) == 1 and not name.endswith(".bias"):
+        return prod(shape)
+    if ".k_proj." in name or ".v_proj." in name:
+        tp = min(tp, spec.num_query_groups)
+    return -(-prod(shape) // tp)
+
+
+def _activations(config: Config, spec: ModelSpec, stage: int) -> int:
+    """Kept for the backward pass of one micro-batch, times the micro-batches a stage has in flight (1F1B)."""
+    p, size = config.parallel, BYTES[config.model.dtype]
+    tokens = -(-config.train.max_tokens_per_micro_batch // p.cp)
+    heads = spec.num_attention_heads * spec.head_dim
+    groups = spec.num_query_groups * spec.head_dim
+    split = p.tp if p.sequence_parallel else 1
+    per_layer = 6 * spec.hidden_size // split + (3 * heads + 2 * groups + 4 * spec.ffn_hidden_size) // p.tp
+    num_layers = spec.num_layers / p.pp
+    in_flight = p.pp - stage
+    # logits, their softmax and their gradient, in float32, of the one micro-batch that is at the end
+    logits = 3 * 4 * tokens * spec.vocab_size // p.tp if stage == p.pp - 1 else 0
+    return int(tokens * per_layer * num_layers * size * in_flight) + logits
+
+
+def _engine(config: Config, spec: ModelSpec) -> ForecastRow:
+    tp, size = config.rollout.engine_tp, BYTES[config.model.dtype]
+    weights = sum(_local(spec, name, shape, tp) for name, shape in spec.tensors().items()) * size
+    per_token = 2 * spec.num_layers * -(-spec.num_query_groups // tp) * spec.head_dim * size
+    return ForecastRow(
+        process="engine",
+        count=config.rollout.num_engines * tp,
+        weights=weights,
+        kv_cache=int(
+            config.vllm.get("kv_cache_memory_bytes") or per_token * context_len(config, spec) * num_seqs(config)
+        ),
+    )
+
+
+def context_len(config: Config, spec: ModelSpec) -> int:
+    """Longest prompt + response in tokens."""
+    if config.rollout.max_context_len is not None:
+        return config.rollout.max_context_len
+    longest = spec.max_position_embeddings
+    if config.data.max_prompt_len is None:
+        return longest
+    return min(longest, config.data.max_prompt_len + config.rollout.sampling.max_response_len)
+
+
+def num_seqs(config: Config) -> int:
+    """Sequences that one engine runs side by side, when it has enough to do."""
+    most = int(config.vllm.get("max_num_seqs", DEFAULT_NUM_SEQS))
+    return min(most, -(-config.num_samples_per_rollout // config.rollout.num_engines))

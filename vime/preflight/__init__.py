@@ -1,0 +1,125 @@
+"""Everything that can be known before a process starts: cheap, light, and all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vime.config.load import Loaded
+from vime.config.rules import batch_arithmetic
+from vime.errors import ConfigError
+from vime.forecast import ForecastRow, forecast
+from vime.models import ModelSpec, layer_map
+from vime.preflight import check
+from vime.preflight.packages import install_line, missing
+
+__all__ = ["Preflight", "preflight"]
+
+
+@dataclass
+class Preflight:
+    """What is wrong, what is doubtful, and what is known about a run that has not started.
+
+    problems, warnings  one line each, with setting, value and origin
+    facts               label -> text
+    layers              (trainer ranks of a pipeline stage, its layers), where the layout is possible
+    memory              forecast per process
+    hint                what to do about missing packages
+    """
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    layers: list[tuple[str, str]] = field(default_factory=list)
+    memory: list[ForecastRow] = field(default_factory=list)
+    hint: str | None = None
+
+    def raise_problems(self) -> None:
+        """Raises ConfigError with every problem, if there is one."""
+        if self.problems:
+            raise ConfigError(self.problems, self.hint)
+
+    def add(self, problems: Iterable[str], warnings: Iterable[str] = ()) -> None:
+        self.problems += [p for p in problems if p not in self.problems]
+        self.warnings += [w for w in warnings if w not in self.warnings]
+
+
+def preflight(loaded: Loaded, command: str, *, resume: str | None = None, is_dry_run: bool = False) -> Preflight:
+    """Check ``loaded`` for ``command`` ("train", "rollout", "replay"). Starts nothing and loads no library.
+
+    In a dry run libraries that are not installed are a warning, otherwise a problem.
+    """
+    found = Preflight(list(loaded.problems), list(loaded.warnings))
+    found.add(*check.native_names(loaded))
+    spec, problems = check.model(loaded, "model.path")
+    found.add(problems)
+    _inputs(found, loaded, resume)
+    found.add(check.run_folder(loaded, resume), check.resume_changes(loaded, resume) if resume else ())
+    _packages(found, loaded, command, is_dry_run)
+    if spec is not None:
+        _model_rules(found, loaded, spec)
+    found.facts = check.facts(loaded, spec)
+    if loaded.config.needs_trainer and not loaded.config.debug.load_rollout_data:
+        found.facts["batch"] = batch_arithmetic(loaded.config)
+    return found
+
+
+def _inputs(found: Preflight, loaded: Loaded, resume: str | None) -> None:
+    """Tokenizer, prompt files, reward, records."""
+    c = loaded.config
+    done = check.checkpoints(Path(resume)) if resume else []
+    start = done[-1][0] if done else 0
+    if c.needs_engines:
+        found.add(check.chat_template(loaded))
+    no_numpy = check.needs_numpy("prompt files, reward and records")
+    if no_numpy:
+        found.add([], [no_numpy])
+        return
+    if c.needs_engines:
+        if not loaded.concerns_invalid(["data.prompts"]):
+            found.add(check.data_files(loaded))
+        found.add(check.reward_function(loaded))
+    found.add(check.record_files(loaded, start))
+
+
+def _model_rules(found: Preflight, loaded: Loaded, spec: ModelSpec) -> None:
+    c = loaded.config
+    found.add(*check.context(loaded, spec))
+    if c.needs_trainer and c.uses_reference and c.model.ref_path is not None:
+        reference, problems = check.model(loaded, "model.ref_path")
+        found.add(problems)
+        if reference is not None:
+            found.add(check.same_architecture(loaded, spec, reference))
+    impossible = list(check.layout(loaded, spec))
+    found.add(impossible)
+    if any(line.startswith("parallel.") for line in found.problems) or loaded.concerns_invalid(["parallel"]):
+        return
+    if c.needs_trainer:
+        found.layers = _layer_rows(loaded, spec)
+    found.memory = forecast(c, spec)
+
+
+def _layer_rows(loaded: Loaded, spec: ModelSpec) -> list[tuple[str, str]]:
+    """One row per pipeline stage; the stage is the slowest part of a trainer's rank."""
+    p = loaded.config.parallel
+    width = p.world_size // p.pp
+    rows = []
+    for stage, chunks in enumerate(layer_map(spec, p)):
+        ranks = f"{stage * width}-{(stage + 1) * width - 1}" if width > 1 else str(stage)
+        rows.append((f"stage {stage}, ranks {ranks}", "; ".join(_span(chunk) for chunk in chunks)))
+    return rows
+
+
+def _span(layers: list[int]) -> str:
+    if len(layers) <= 1:
+        return f"layer {layers[0]}" if layers else "no layer"
+    return f"layers {layers[0]}-{layers[-1]}"
+
+
+def _packages(found: Preflight, loaded: Loaded, command: str, is_dry_run: bool) -> None:
+    absent = missing(loaded.config)
+    if not absent:
+        return
+    text = f"vime {command} needs {', '.join(absent)}: not installed. Run: {install_line(absent)}"
+    found.add([] if is_dry_run else [text], [text] if is_dry_run else [])

@@ -1,0 +1,223 @@
+"""The single checks of a preflight. Each takes the loaded configuration and yields lines for problems or warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vime.config import native
+from vime.config.load import Loaded, read, value_of
+from vime.config.message import Finding, short
+from vime.config.names import settings
+from vime.errors import ConfigError, VimeError
+from vime.models import ModelSpec, check_layout, load_spec
+from vime.preflight import model_folder
+from vime.preflight.packages import is_installed
+
+_LAYOUT_LINE = re.compile(r"(parallel\.\w+) = [^:]*: (.*)", re.DOTALL)
+
+
+def native_names(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """[megatron.*] and [vllm] against the libraries; the tables of derived names are read where they are needed."""
+    derived: dict[str, dict[str, str]] = {}
+    megatron = loaded.config.megatron
+    if megatron.transformer or megatron.optimizer or megatron.ddp:
+        from vime.backends.megatron.derived import DERIVED_DDP, DERIVED_OPTIMIZER, DERIVED_TRANSFORMER
+
+        derived["megatron.transformer"] = DERIVED_TRANSFORMER
+        derived["megatron.optimizer"] = DERIVED_OPTIMIZER
+        derived["megatron.ddp"] = DERIVED_DDP
+    if loaded.config.vllm:
+        from vime.backends.vllm.derived import DERIVED_ENGINE
+
+        derived["vllm"] = DERIVED_ENGINE
+    return native.check(loaded, derived)
+
+
+def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
+    """(what the model is, problems) of the folder under ``setting``; no spec where config.json cannot be used."""
+    path = value_of(loaded.config, setting)
+    if path is None or loaded.concerns_invalid([setting]):
+        return None, []
+    folder = Path(path)
+    problems = [loaded.line(Finding(setting, text)) for text in model_folder.check_parts(folder)]
+    if not (folder / "config.json").is_file():
+        return None, problems
+    try:
+        spec = load_spec(folder)
+    except VimeError as error:
+        return None, [*problems, loaded.line(Finding(setting, _one_line(error)))]
+    problems += [loaded.line(Finding(setting, t)) for t in model_folder.check_weights(folder, spec.tensors())]
+    return spec, problems
+
+
+def layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
+    """Tensor and pipeline sizes against the model. Settings that a rule refused already are not named twice."""
+    if not loaded.config.needs_trainer or loaded.concerns_invalid(["parallel"]):
+        return
+    for text in check_layout(spec, loaded.config.parallel):
+        found = _LAYOUT_LINE.fullmatch(text)
+        if found is None:
+            yield text
+        elif not any(line.startswith(f"{found[1]} ") for line in loaded.problems):
+            yield loaded.line(Finding(found[1], found[2]))
+
+
+def same_architecture(loaded: Loaded, policy: ModelSpec, reference: ModelSpec) -> Iterator[str]:
+    if policy.tensors() != reference.tensors():
+        text = "has other tensors than model.path: policy and reference must be of one architecture"
+        yield loaded.line(Finding("model.ref_path", text))
+
+
+def context(loaded: Loaded, spec: ModelSpec) -> tuple[list[str], list[str]]:
+    """Prompt limit and response against the context that the model was made for."""
+    c, longest = loaded.config, spec.max_position_embeddings
+    limits = {
+        "rollout.max_context_len": (c.rollout.max_context_len or 0, f"must be <= {longest}"),
+        "data.max_prompt_len": (
+            (c.data.max_prompt_len or 0) + 1,
+            f"must be < {longest}, to leave room for a response",
+        ),
+        "rollout.sampling.max_response_len": (
+            c.rollout.sampling.max_response_len + 1,
+            f"must be < {longest}, to leave room for a prompt",
+        ),
+    }
+    of = f", the context of the model (max_position_embeddings = {longest})"
+    problems = [loaded.line(Finding(path, text + of)) for path, (size, text) in limits.items() if size > longest]
+    wanted = (c.data.max_prompt_len or 0) + c.rollout.sampling.max_response_len
+    warnings = []
+    if not problems and c.rollout.max_context_len is None and wanted > longest:
+        text = f"data.max_prompt_len + max_response_len = {wanted} is over the model's context {longest}: "
+        warnings.append(
+            loaded.line(Finding("rollout.sampling.max_response_len", text + "the longest responses are cut"))
+        )
+    return problems, warnings
+
+
+def chat_template(loaded: Loaded) -> Iterator[str]:
+    folder = Path(loaded.config.model.path)
+    if loaded.config.data.apply_chat_template and folder.is_dir() and not model_folder.has_chat_template(folder):
+        text = "needs a chat template, and the tokenizer of model.path has none; set it to false for plain text prompts"
+        yield loaded.line(Finding("data.apply_chat_template", text, ("model.path",)))
+
+
+def data_files(loaded: Loaded) -> list[str]:
+    """Prompt files of training and evaluation, row by row. Needs numpy installed (the data package does)."""
+    from vime.data import check_files
+
+    c = loaded.config
+    needs_label = c.reward.name in ("exact", "math")
+    problems = check_files(c.data, needs_label)
+    if c.eval.prompts:
+        evaluation = check_files(c.data.model_copy(update={"prompts": c.eval.prompts}), needs_label)
+        problems += [line.replace("data.prompts", "eval.prompts") for line in evaluation]
+    return problems
+
+
+def reward_function(loaded: Loaded) -> list[str]:
+    """The user's reward can be imported and called. Runs the user's module."""
+    from vime.reward import check
+
+    return check(loaded.config.reward)
+
+
+def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
+    """Records that would be written over, and records that are to be read and are not there."""
+    from vime.record import check_template, missing_problem
+
+    c = loaded.config
+    save, load = c.debug.save_rollout_data, c.debug.load_rollout_data
+    ids = range(first_rollout_id, max(c.run.num_rollouts, first_rollout_id))
+    if save is not None and not _has_line(loaded, "debug.save_rollout_data"):
+        found = check_template(save, len(ids), first_rollout_id=first_rollout_id, overwrite=c.run.overwrite)
+        yield from (loaded.line(Finding("debug.save_rollout_data", text)) for text in found[:5])
+        if len(found) > 5:
+            yield loaded.line(Finding("debug.save_rollout_data", f"and {len(found) - 5} more files exist already"))
+    if load is not None and not _has_line(loaded, "debug.load_rollout_data"):
+        problem = missing_problem(load, ids)
+        yield from [loaded.line(Finding("debug.load_rollout_data", problem))] if problem else []
+
+
+def run_folder(loaded: Loaded, resume: str | None) -> Iterator[str]:
+    """A folder holds one run: a second one needs ``run.overwrite``, and a resume a checkpoint to start from."""
+    folder = Path(loaded.config.run_dir)
+    if resume is not None:
+        yield from _resume_problems(loaded, Path(resume))
+    elif (folder / "config.toml").exists() and not loaded.config.run.overwrite:
+        text = f"{folder} already holds a run; take another run.name, --resume it, or set run.overwrite=true"
+        yield loaded.line(Finding("run.dir", text))
+    elif folder.exists() and not folder.is_dir():
+        yield loaded.line(Finding("run.dir", f"{folder} is a file"))
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(rollouts done, path) of every complete checkpoint of a run folder, oldest first."""
+    found = (folder / "checkpoints").glob("rollout_??????")
+    return sorted((int(p.name[-6:]), p) for p in found if p.name[-6:].isdigit() and (p / "manifest.json").is_file())
+
+
+def resume_changes(loaded: Loaded, resume: str) -> Iterator[str]:
+    """Settings that differ from those the run was started with."""
+    saved = Path(resume) / "config.toml"
+    if not saved.is_file():
+        return
+    try:
+        before = read([saved])
+    except ConfigError:
+        yield f"--resume {resume}: config.toml of the run cannot be read, so settings are not compared"
+        return
+    ours = {"run.dir", "run.name", "run.num_rollouts", "run.overwrite"}
+    for path in (p for p in settings() if p not in ours):
+        old, new = value_of(before.config, path), value_of(loaded.config, path)
+        if old != new:
+            yield loaded.line(Finding(path, f"differs from the run that is resumed, which had {short(old)}"))
+
+
+def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
+    if not (folder / "config.toml").is_file():
+        yield f"--resume {folder}: is no run folder (it has no config.toml)"
+        return
+    found = checkpoints(folder)
+    if not found:
+        yield f"--resume {folder}: has no complete checkpoint; only runs with checkpoint.save_interval > 0 have one"
+    elif found[-1][0] >= loaded.config.run.num_rollouts:
+        text = f"the run has {found[-1][0]} rollouts behind it, so nothing is left to do; set a larger run.num_rollouts"
+        yield loaded.line(Finding("run.num_rollouts", text))
+
+
+def needs_numpy(what: str) -> str | None:
+    """A warning that ``what`` was not checked, where numpy is not installed (a light install)."""
+    return None if is_installed("numpy") else f"{what}: not checked, numpy is not installed"
+
+
+def _has_line(loaded: Loaded, path: str) -> bool:
+    return any(line.startswith(f"{path} ") for line in loaded.problems)
+
+
+def _one_line(error: VimeError) -> str:
+    return " ".join(str(error).split()) + (f"; {error.hint}" if error.hint else "")
+
+
+def facts(loaded: Loaded, spec: ModelSpec | None) -> dict[str, str]:
+    """What a dry run says about the run, label -> text."""
+    c = loaded.config
+    p = c.parallel
+    found: dict[str, str] = {"model": c.model.path}
+    if spec is not None:
+        found["family"] = (
+            f"{spec.family}, {spec.num_layers} layers, {spec.num_parameters:,} parameters, {c.model.dtype}"
+        )
+    if c.needs_engines:
+        found["prompts"] = ", ".join(c.data.prompts or c.eval.prompts)
+        found["engines"] = f"{c.rollout.num_engines} x tensor-parallel {c.rollout.engine_tp}"
+    if c.debug.load_rollout_data:
+        found["records"] = c.debug.load_rollout_data
+    if c.needs_trainer:
+        sizes = f"tp {p.tp} x pp {p.pp} x cp {p.cp} x dp {p.dp}" + (f", vpp {p.vpp}" if p.vpp else "")
+        found["trainer"] = f"{p.world_size} processes = {sizes}"
+        reference = c.model.ref_path or "the policy's starting weights"
+        found["reference"] = reference if c.uses_reference else "none"
+    found["run folder"] = c.run_dir
+    return found

@@ -1,0 +1,104 @@
+"""Is a Hugging Face folder whole? Read from config.json and the safetensors headers, without numpy or torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+NUM_SHOWN = 10
+
+
+def check_parts(folder: Path) -> list[str]:
+    """What a folder lacks: itself, config.json, tokenizer, weights."""
+    if not folder.exists():
+        return ["no such folder"]
+    if not folder.is_dir():
+        return ["is a file; give the Hugging Face folder"]
+    problems = [] if (folder / "config.json").is_file() else ["has no config.json"]
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        problems.append(f"has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+    if not (folder / INDEX).is_file() and not list(folder.glob("*.safetensors")):
+        problems.append("has no *.safetensors file" + _other_weights(folder))
+    return problems
+
+
+def check_weights(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Problems of the weights: shards, headers, and names and shapes against ``expected`` of config.json."""
+    files, problems = _shards(folder)
+    found: Shapes = {}
+    for file in files:
+        shapes, problem = read_header(file)
+        problems += [problem] if problem else []
+        twice = sorted(shapes.keys() & found.keys())
+        problems += [f"{file.name}: tensors that another file holds too: {_listed(twice)}"] if twice else []
+        found |= shapes
+    if problems:
+        return problems
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    wrong = [f"{n} {list(found[n])} instead of {list(s)}" for n, s in expected.items() if found.get(n, s) != s]
+    problems += [f"lacks {len(missing)} tensors of the model: {_listed(missing)}"] if missing else []
+    problems += [f"has {len(unexpected)} tensors that config.json has no place for: {_listed(unexpected)}"] * bool(
+        unexpected
+    )
+    return problems + ([f"{len(wrong)} tensors do not fit config.json: {_listed(wrong)}"] if wrong else [])
+
+
+def read_header(file: Path) -> tuple[Shapes, str | None]:
+    """(name -> shape, problem) of one safetensors file: the 8-byte length, the JSON header, and the size it implies."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if 8 + length > size:
+            return {}, f"{file.name}: is cut off, or no safetensors file ({size} bytes)"
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return {}, f"{file.name}: its header is no JSON ({error})"
+    header.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != size:
+        verb = "is cut off" if size < end else "has bytes left over"
+        return {}, f"{file.name}: {verb}: {size} bytes, {end} by its header"
+    return {name: tuple(entry["shape"]) for name, entry in header.items()}, None
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer brings a chat template, in any of the places transformers reads it from."""
+    if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
+        return True
+    return any(bool(_json(folder / n).get("chat_template")) for n in ("tokenizer_config.json", "chat_template.json"))
+
+
+def _shards(folder: Path) -> tuple[list[Path], list[str]]:
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors")), []
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        return [], [f"{INDEX}: no weight_map can be read ({error!r})"]
+    absent = [name for name in names if not (folder / name).is_file()]
+    problems = [f"{INDEX} names {len(absent)} files that are not there: {_listed(absent)}"] if absent else []
+    return [folder / name for name in names if name not in absent], problems
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _other_weights(folder: Path) -> str:
+    other = [p.name for pattern in ("*.bin", "*.pth", "*.gguf") for p in folder.glob(pattern)]
+    return f" (it has {_listed(other)}; convert to safetensors)" if other else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + more

@@ -1,0 +1,38 @@
+"""Are the libraries of a command installed? Found, never imported."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from vime.config.schema import Config
+
+ENGINE = ("torch", "vllm", "ray", "transformers", "safetensors", "numpy", "blake3")
+TRAINER = ("torch", "megatron.core", "ray", "transformers", "safetensors", "numpy", "blake3")
+
+
+def missing(config: Config) -> dict[str, str]:
+    """Import name -> extra of vime that brings it, for every library this configuration needs and that is absent."""
+    needed = dict.fromkeys(ENGINE if config.needs_engines else (), "cpu")
+    needed |= dict.fromkeys(TRAINER if config.needs_trainer else (), "cpu")
+    if config.needs_engines and config.reward.name == "math":
+        needed["math_verify"] = "cpu"
+    if any(".parquet" in path for path in (*config.data.prompts, *config.eval.prompts)):
+        needed["pyarrow"] = "cpu"
+    if config.log.tensorboard:
+        needed["tensorboard"] = "cpu"
+    if config.log.wandb_project is not None:
+        needed["wandb"] = "wandb"
+    return {name: extra for name, extra in needed.items() if not is_installed(name)}
+
+
+def is_installed(name: str) -> bool:
+    """Whether ``name`` (a package, or a part of a namespace package) can be imported."""
+    top, _, rest = name.partition(".")
+    return importlib.util.find_spec(top) is not None and (not rest or importlib.util.find_spec(name) is not None)
+
+
+def install_line(absent: dict[str, str]) -> str:
+    """The command that installs what is absent; vime[cpu] is vime[gpu] on a machine with GPUs."""
+    extras = ",".join(sorted(set(absent.values())))
+    on_gpu = " (vime[gpu] on a machine with GPUs)" if "cpu" in extras else ""
+    return f"pip install 'vime[{extras}]'{on_gpu}"

@@ -1,0 +1,79 @@
+"""The ``vime`` command: six commands, one place that turns an error into a message and an exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from vime.errors import EXIT_RUN_FAILED, VimeError
+from vime_cli import output
+from vime_cli.align_check import align_check
+from vime_cli.debug_attach import debug_attach
+from vime_cli.dump_weights import dump_weights
+from vime_cli.replay import replay
+from vime_cli.rollout import rollout
+from vime_cli.train import train
+
+EXIT_INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The group of commands, with the exit codes of vime: 0 ok, 1 a check failed, 2 usage, 3 the run failed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VimeError as error:
+            output.error(error)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            output.say("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith(("click.", "typer.")):
+                raise  # usage errors of the command line itself, which the parser prints
+            output.fault(error)
+            raise typer.Exit(EXIT_RUN_FAILED) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command, name in [
+    (train, "train"),
+    (rollout, "rollout"),
+    (replay, "replay"),
+    (align_check, "align-check"),
+    (dump_weights, "dump-weights"),
+    (debug_attach, "debug-attach"),
+]:
+    app.command(name)(command)
+
+
+def _print_versions(is_asked: bool) -> None:
+    if is_asked:
+        output.versions()
+        raise typer.Exit
+
+
+@app.callback()
+def vime(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement learning of language models that can be debugged: vLLM generates, Megatron-core learns."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

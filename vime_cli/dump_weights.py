@@ -1,0 +1,10 @@
+"""``vime dump-weights``"""
+
+from __future__ import annotations
+
+from vime.errors import UsageError
+
+
+def dump_weights() -> None:
+    """Write and compare weights of checkpoint, trainer and engine (to come)."""
+    raise UsageError("vime dump-weights: not in this version yet")

