@@ -23,7 +23,10 @@ class DataSource(Protocol):
 
 
 class Reward(Protocol):
-    """Scores one group: all samples of one prompt."""
+    """Scores groups; a group is all samples of one prompt."""
+
+    async def score_group(self, samples: Sequence[Sample]) -> list[float | None]:
+        """One score per sample of one group, in order, while others generate; None as in ``score``."""
 
     def score(self, groups: Sequence[Sequence[Sample]]) -> list[list[float | None]]:
         """One score per sample, in order; None where no verdict could be had (never trained on)."""

@@ -57,8 +57,16 @@ def test_dotted_keys_reach_into_objects_and_parquet(tmp_path):
 
 @pytest.mark.parametrize(
     ("suffix", "expected"),
-    [("", "01234"), ("@[1:3]", "12"), ("@[:2]", "01"), ("@[3:]", "34"), ("@[-2:]", "34"), ("@[:-3]", "01"), ("@[:]", "01234")],
-)  # fmt: skip
+    [
+        ("", "01234"),
+        ("@[1:3]", "12"),
+        ("@[:2]", "01"),
+        ("@[3:]", "34"),
+        ("@[-2:]", "34"),
+        ("@[:-3]", "01"),
+        ("@[:]", "01234"),
+    ],
+)
 def test_slices(tmp_path, suffix, expected):
     path = jsonl(tmp_path / "a.jsonl", *[{"prompt": str(i)} for i in range(5)])
     assert "".join(r.prompt for r in read_rows(data_of(path + suffix))) == expected
@@ -90,7 +98,7 @@ def test_every_bad_row_is_named_at_once(tmp_path):
     )
     got = [line.removeprefix(path) for line in problems_of(data_of(path), needs_label=True)]
     assert got == [
-        " line 1: invalid JSON: Expecting ',' delimiter at column 16",
+        " line 1: invalid JSON: Expecting ',' delimiter at column 15",
         " line 2: no key 'prompt' (keys: label, question)",
         " line 3: prompt: empty prompt",
         " line 4: prompt: number, expected a string or a list of messages",
