@@ -6,5 +6,5 @@ from vime.errors import UsageError
 
 
 def align_check() -> None:
-    """Check step by step that trainer and engine agree (to come)."""
+    """Check that trainer and engine agree (to come)."""
     raise UsageError("vime align-check: not in this version yet")

@@ -48,15 +48,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, name in [
-    (train, "train"),
-    (rollout, "rollout"),
-    (replay, "replay"),
-    (align_check, "align-check"),
-    (dump_weights, "dump-weights"),
-    (debug_attach, "debug-attach"),
-]:
-    app.command(name)(command)
+app.command("train")(train)
+app.command("rollout")(rollout)
+app.command("replay")(replay)
+app.command("align-check")(align_check)
+app.command("dump-weights")(dump_weights)
+app.command("debug-attach")(debug_attach)
 
 
 def _print_versions(is_asked: bool) -> None:

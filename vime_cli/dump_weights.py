@@ -6,5 +6,5 @@ from vime.errors import UsageError
 
 
 def dump_weights() -> None:
-    """Write and compare weights of checkpoint, trainer and engine (to come)."""
+    """Compare weights tensor by tensor (to come)."""
     raise UsageError("vime dump-weights: not in this version yet")

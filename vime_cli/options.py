@@ -54,9 +54,10 @@ class Call:
 def call(command: str, arguments: Sequence[str] | None, options: Mapping[str, Any], **rest: Any) -> Call:
     """Split ``arguments`` into TOML files and KEY=VALUE. ``options`` (dotted path -> value) win; None: not given."""
     files, overrides = split(arguments or ())
-    overrides += [
-        f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in options.items() if value is not None
-    ]
+    if rest.get("resume") and not files:
+        files = [Path(rest["resume"]) / "config.toml"]  # a run folder says what it is
+    given = {path: value for path, value in options.items() if value is not None}
+    overrides += [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in given.items()]
     return Call(command, tuple(files), tuple(overrides), **rest)
 
 

@@ -102,8 +102,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has
     for row in rows:
         found.add_row(*(str(cell) for cell in row))
     if not console.is_terminal:
-        console.width = max(console.measure(found).maximum, 80)
-    console.print(found)
+        console.width = 100_000  # as wide as it needs to be: what reads it is no terminal
+    with console.capture() as text:
+        console.print(found)
+    print("\n".join(line.rstrip() for line in text.get().rstrip().splitlines()) + "\n")
 
 
 def size(num_bytes: int) -> str:

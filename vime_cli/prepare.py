@@ -38,13 +38,12 @@ def prepare(call: Call) -> Loaded:
 
 def print_config(call: Call, loaded: Loaded) -> None:
     """Print the settings, then end: with ConfigError where one of them is wrong."""
-    from vime.config.load import PRINT_CONFIG_HINT
     from vime.config.show import rows
     from vime.errors import ConfigError
 
     output.settings(rows(loaded), call.as_json)
     if loaded.problems:
-        raise ConfigError(loaded.problems, None if call.is_print_config else PRINT_CONFIG_HINT)
+        raise ConfigError(loaded.problems)
     raise typer.Exit
 
 

@@ -25,7 +25,7 @@ def replay(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on saved rollouts, under any layout: train with --load-debug-rollout-data."""
+    """Train on saved rollouts, under any parallel layout."""
     options = {
         "debug.train_only": True,
         "debug.load_rollout_data": load,

@@ -25,7 +25,7 @@ def rollout(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate and score only: train with --debug-rollout-only."""
+    """Generate and score only; Megatron is never loaded."""
     options = {
         "debug.rollout_only": True,
         "debug.save_rollout_data": save,

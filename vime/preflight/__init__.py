@@ -12,7 +12,7 @@ from vime.errors import ConfigError
 from vime.forecast import ForecastRow, forecast
 from vime.models import ModelSpec, layer_map
 from vime.preflight import check
-from vime.preflight.packages import install_line, missing
+from vime.preflight.packages import install_line, is_installed, missing
 
 __all__ = ["Preflight", "preflight"]
 
@@ -72,14 +72,14 @@ def _inputs(found: Preflight, loaded: Loaded, resume: str | None) -> None:
     start = done[-1][0] if done else 0
     if c.needs_engines:
         found.add(check.chat_template(loaded))
-    no_numpy = check.needs_numpy("prompt files, reward and records")
-    if no_numpy:
-        found.add([], [no_numpy])
-        return
-    if c.needs_engines:
-        if not loaded.concerns_invalid(["data.prompts"]):
-            found.add(check.data_files(loaded))
         found.add(check.reward_function(loaded))
+    if not is_installed("numpy"):
+        found.add([], ["algo.name, prompt files and records: not checked, numpy is not installed"])
+        return
+    if c.needs_trainer:
+        found.add(check.estimator(loaded))
+    if c.needs_engines and not loaded.concerns_invalid(["data.prompts"]):
+        found.add(check.data_files(loaded))
     found.add(check.record_files(loaded, start))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vime.config import native
@@ -13,9 +12,6 @@ from vime.config.names import settings
 from vime.errors import ConfigError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
-from vime.preflight.packages import is_installed
-
-_LAYOUT_LINE = re.compile(r"(parallel\.\w+) = [^:]*: (.*)", re.DOTALL)
 
 
 def native_names(loaded: Loaded) -> tuple[list[str], list[str]]:
@@ -53,15 +49,9 @@ def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
 
 
 def layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
-    """Tensor and pipeline sizes against the model. Settings that a rule refused already are not named twice."""
-    if not loaded.config.needs_trainer or loaded.concerns_invalid(["parallel"]):
-        return
-    for text in check_layout(spec, loaded.config.parallel):
-        found = _LAYOUT_LINE.fullmatch(text)
-        if found is None:
-            yield text
-        elif not any(line.startswith(f"{found[1]} ") for line in loaded.problems):
-            yield loaded.line(Finding(found[1], found[2]))
+    """Tensor and pipeline sizes against the model."""
+    if loaded.config.needs_trainer and not any(path.startswith("parallel.") for path in loaded.invalid):
+        yield from _as_ours(loaded, check_layout(spec, loaded.config.parallel))
 
 
 def same_architecture(loaded: Loaded, policy: ModelSpec, reference: ModelSpec) -> Iterator[str]:
@@ -116,11 +106,23 @@ def data_files(loaded: Loaded) -> list[str]:
     return problems
 
 
+def estimator(loaded: Loaded) -> list[str]:
+    """``algo.name`` is one of the known ones. Needs numpy installed (the algorithms do)."""
+    from vime.algo import REGISTRY
+
+    if loaded.config.algo.name in REGISTRY:
+        return []
+    return [loaded.line(Finding("algo.name", f"must be one of {', '.join(sorted(REGISTRY))}"))]
+
+
 def reward_function(loaded: Loaded) -> list[str]:
     """The user's reward can be imported and called. Runs the user's module."""
     from vime.reward import check
 
-    return check(loaded.config.reward)
+    reward = loaded.config.reward
+    if reward.name != "user" or reward.function is None or loaded.concerns_invalid(["reward.name", "reward.function"]):
+        return []
+    return list(_as_ours(loaded, check(reward, [str(loaded.base_dir)])))
 
 
 def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
@@ -187,9 +189,16 @@ def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
         yield loaded.line(Finding("run.num_rollouts", text))
 
 
-def needs_numpy(what: str) -> str | None:
-    """A warning that ``what`` was not checked, where numpy is not installed (a light install)."""
-    return None if is_installed("numpy") else f"{what}: not checked, numpy is not installed"
+def _as_ours(loaded: Loaded, lines: Iterable[str]) -> Iterator[str]:
+    """Lines that read ``setting = value: text``, with the origin; a setting that a rule refused is not named twice."""
+    for text in lines:
+        path = text.partition(" = ")[0]
+        value = value_of(loaded.config, path) if path in settings() else None
+        start = f"{path} = {value!r}: "
+        if not text.startswith(start):
+            yield text
+        elif not _has_line(loaded, path):
+            yield loaded.line(Finding(path, text.removeprefix(start)))
 
 
 def _has_line(loaded: Loaded, path: str) -> bool:
