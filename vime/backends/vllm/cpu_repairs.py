@@ -56,6 +56,7 @@ def apply() -> None:
     _wrap("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", _rewindable_generator)
     _wrap("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", _remember_discarded)
     _wrap("vllm.utils.system_utils", "_maybe_force_spawn", _fork_engine)
+    _wrap("vllm.model_executor.models.registry", "_run_in_subprocess", _inspect_here)
     _answer_version()
 
 
@@ -158,6 +159,15 @@ def _fork_engine(original: Callable[[], None]) -> Callable[[], None]:
             original()
 
     return maybe_force_spawn
+
+
+def _inspect_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM imports itself once more in a subprocess to look at a model class, only to keep CUDA uninitialised."""
+
+    def run(inspect: Callable[[], Any]) -> Any:
+        return inspect()
+
+    return run
 
 
 def _answer_version() -> None:

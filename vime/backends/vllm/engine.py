@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vime import device
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
@@ -36,18 +38,21 @@ CONTROL_SECONDS = 60.0  # longest wait for pause, resume, cache reset: they wait
 
 
 class VllmEngine:
-    """Implements ``protocols.RolloutEngine`` and what weight sync needs. All methods are safe beside running requests."""
+    """Implements ``protocols.RolloutEngine`` and what weight sync needs. All methods may be called at any time."""
 
     def __init__(self, config: Config, engine_index: int) -> None:
         self.config = config
         self.index = engine_index
         self.sampling = config.rollout.sampling
-        self.on_cpu = _on_cpu()
+        self.on_cpu = device.kind() == "cpu"
         self.environment = EngineEnvironment(engine_index, self.on_cpu, config.cluster.start_timeout_seconds)
         self.environment.apply()
         self.weight_version: int | None = None
         self.no_weights_reason = "the engine is not started"
         self._llm: AsyncLLM | None = None
+        self._asleep_at: int | None = None
+        self._version_before_sleep: int | None = None
+        self._buffers: list[dict[str, str]] = []
         self._tokenizer: Any = None
         self._stop = StopIds({})
         self._specs: dict[str, TensorEntry] = {}
@@ -82,6 +87,7 @@ class VllmEngine:
         )
         await self._check_parameters()
         self._specs = await self._trace()
+        self._buffers = await self._rpc("vime_buffers")
         await self._llm.update_weight_version("0")
         self.weight_version = 0
         return self._info(vllm.__version__, vllm_config)
@@ -197,20 +203,30 @@ class VllmEngine:
     async def score(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [L] log-probs of ``token_ids`` under the current weights at temperature 1; index 0 holds 0.0.
 
-        Computed by a fresh forward (the prefix cache is not read). Raises PromptTooLong if L >= the context.
+        Computed by a fresh forward (the prefix cache is not read). Raises PromptTooLong if L is over the context.
         """
         self._require_weights()
         ids = [int(t) for t in token_ids]
-        if len(ids) >= self.max_model_len:
-            raise PromptTooLong(f"{len(ids)} tokens to score; the context of {self.max_model_len} holds one fewer")
+        if len(ids) > self.max_model_len:
+            raise PromptTooLong(f"{len(ids)} tokens to score are over the context of {self.max_model_len}")
+        if len(ids) < 2:
+            return np.zeros(len(ids), np.float32)
+        # All but the last token are the prompt; the last one's log-prob comes with the token generated after them:
+        # so a sequence may be as long as the context.
         request_id = f"{self.index}-score-{next(self._counter)}"
-        params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = await self._request(request_id, ids, params)
-        flat = output.prompt_logprobs
-        _, values = response_arrays(
-            request_id, ids[1:], None if flat is None else flat.logprobs, None if flat is None else flat.token_ids
+        params = _params(
+            max_tokens=1,
+            temperature=1.0,
+            prompt_logprobs=0,
+            logprob_token_ids=[ids[-1]],
+            flat_logprobs=True,
+            detokenize=False,
         )
-        return np.concatenate([np.zeros(1, np.float32), values])
+        output = await self._request(request_id, ids[:-1], params)
+        first, last = output.prompt_logprobs, output.outputs[0].logprobs
+        values = [*first.logprobs, *last.logprobs[1:]]
+        _, log_probs = response_arrays(request_id, ids[1:], values, [*first.token_ids, *last.token_ids[1:]])
+        return np.concatenate([np.zeros(1, np.float32), log_probs])
 
     # ---- control -------------------------------------------------------------------------------------------------
 
@@ -236,6 +252,64 @@ class VllmEngine:
         llm = self._require_started()
         await self._limited(llm.reset_prefix_cache(reset_running_requests=True), "prefix cache reset")
 
+    async def sleep(self, level: int = 2) -> None:
+        """Free the device's memory. Level 1 keeps the weights aside; level 2 drops them: sync before generating again.
+
+        Nothing may be running. On a GPU this is vLLM's own sleep mode (not run without a GPU).
+        """
+        if level not in (1, 2):
+            raise UsageError(f"sleep level = {level}: must be 1 (weights kept aside) or 2 (weights dropped)")
+        llm = self._require_started()
+        if self._asleep_at is not None:
+            raise VimeError(f"engine {self.index} sleeps already, at level {self._asleep_at}")
+        if self._running:
+            raise VimeError(
+                f"engine {self.index} cannot sleep with {len(self._running)} requests running", "abort them"
+            )
+        await self.pause()
+        if self.on_cpu:
+            await self._rpc("vime_sleep", level)
+        else:
+            await self._limited(llm.sleep(level=level, mode="keep"), "sleep")
+        self._asleep_at = level
+        self._version_before_sleep = self.weight_version if level == 1 else None
+        self.weight_version = None
+        self.no_weights_reason = f"it sleeps at level {level}"
+
+    async def wake(self) -> None:
+        """Take the memory back. After level 2 the weights are unset until the next update.
+
+        Raises VimeError naming every buffer (rotary cache, scales) that did not survive: no update carries those.
+        """
+        llm = self._require_started()
+        if self._asleep_at is None:
+            raise VimeError(f"engine {self.index} is awake")
+        if self.on_cpu:
+            await self._rpc("vime_wake")
+        else:
+            await self._limited(llm.wake_up(), "wake")
+        self._asleep_at = None
+        self.no_weights_reason = "it slept at level 2, which drops the weights"
+        await self._require_buffers()
+        if self._version_before_sleep is not None:
+            self.weight_version = self._version_before_sleep
+            await self.resume()
+
+    async def serve_openai(self) -> str:
+        """Serve this engine at the returned URL (loopback, OpenAI-compatible under ``/v1``) until shutdown."""
+        from vime.backends.vllm.openai_server import OpenAiServer
+
+        if self._server is None:
+            self._server = await OpenAiServer.start(self._require_started(), self.config.model.path)
+        return self._server.url
+
+    async def memory(self) -> dict[str, int]:
+        """Bytes by kind, summed over this process and the engine's workers, see ``device.memory``."""
+        total = device.memory()
+        for worker in await self._rpc("vime_memory"):
+            total = {kind: total.get(kind, 0) + worker.get(kind, 0) for kind in {**total, **worker}}
+        return total
+
     # ---- weights -------------------------------------------------------------------------------------------------
 
     async def weight_specs(self) -> list[TensorEntry]:
@@ -254,6 +328,8 @@ class VllmEngine:
         holds no complete weights and generates nothing until an update succeeds.
         """
         llm = self._require_started()
+        if self._asleep_at is not None:
+            raise VimeError(f"engine {self.index} sleeps; wake it before updating its weights")
         check_update(self.index, self._specs, tensors, path)
         await self.pause()
         self.weight_version = None
@@ -261,6 +337,7 @@ class VllmEngine:
         update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp)
         try:
             received, held = await update.run(verify)
+            await self._require_buffers()
         except Exception as error:
             self.no_weights_reason = f"the update to version {version} failed: {type(error).__name__}: {error}"
             await self._abort_after_failure()
@@ -278,6 +355,24 @@ class VllmEngine:
     async def _abort_after_failure(self) -> None:
         if self._llm is not None and not self._llm.errored:
             await self.abort()
+
+    async def held(self) -> WeightManifest:
+        """Digests, under Hugging Face names, of what the live parameters hold. Only at tensor-parallel size 1."""
+        if self.config.rollout.engine_tp != 1:
+            raise UsageError(f"rollout.engine_tp = {self.config.rollout.engine_tp}: no worker holds whole tensors")
+        (digests,) = await self._rpc("vime_held")
+        tensors = {name: replace(self._specs[name], digest=d) for name, d in digests.items()}
+        return WeightManifest(self.weight_version or 0, "engine-held", tensors)
+
+    async def _require_buffers(self) -> None:
+        for rank, (before, now) in enumerate(zip(self._buffers, await self._rpc("vime_buffers"), strict=True)):
+            lost = [name for name in before if now.get(name) != before[name]]
+            if lost:
+                self.no_weights_reason = f"buffers were lost or changed on rank {rank}: {', '.join(lost)}"
+                raise VimeError(
+                    f"engine {self.index}: {self.no_weights_reason}",
+                    "no checkpoint and no weight sync carries these: restart the engine",
+                )
 
     async def _check_parameters(self) -> None:
         for rank, names in enumerate(await self._rpc("vime_empty_parameters")):
@@ -320,12 +415,6 @@ class VllmEngine:
     def _dead(self) -> VimeError:
         pids = self.pids if self._llm is not None else []
         return VimeError(f"engine {self.index} is dead (engine-core process {pids} ended)", "see its log above")
-
-
-def _on_cpu() -> bool:
-    from vime import device
-
-    return device.kind() == "cpu"
 
 
 def _params(**options: Any) -> SamplingParams:

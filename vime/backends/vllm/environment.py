@@ -53,6 +53,8 @@ class EngineEnvironment:
         import shutil
 
         for name, value in self._before.items():
+            if os.environ.get(name) != self.temp_dir:
+                continue  # another engine of this process has set its own since
             if value is None:
                 os.environ.pop(name, None)
             else:

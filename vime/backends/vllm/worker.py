@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
+from vime import device
+from vime.backends.vllm import cpu_sleep
 from vime.backends.vllm.loader_trace import Layout, trace
+from vime.errors import UsageError
 from vime.types import TensorEntry
 from vime.weights.manifest import digest
 from vime.weights.shm import BufferPlan, SharedBuffer
@@ -25,6 +28,7 @@ class WorkerExtension:
 
     _vime_layout: Layout
     _vime_specs: dict[str, TensorEntry]
+    _vime_sleeping: cpu_sleep.Sleeping
 
     def vime_model(self) -> torch.nn.Module:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
@@ -58,6 +62,31 @@ class WorkerExtension:
             },
             "uncovered": self._vime_layout.uncovered,
         }
+
+    def vime_buffers(self) -> dict[str, str]:
+        """Digests of what no checkpoint carries and no update sends: rotary caches, scales."""
+        return {name: digest(b) for name, b in self.vime_model().named_buffers()}
+
+    def vime_sleep(self, level: int) -> int:
+        """CPU platform: free weights and caches. Returns bytes freed."""
+        self._vime_sleeping = cpu_sleep.sleep(self.vime_model(), cpu_sleep.kv_caches(self.model_runner), level)  # type: ignore[attr-defined]
+        return self._vime_sleeping.freed_bytes
+
+    def vime_wake(self) -> None:
+        """CPU platform: take the memory back."""
+        cpu_sleep.wake(self.vime_model(), self._vime_sleeping)
+        del self._vime_sleeping
+
+    def vime_memory(self) -> dict[str, int]:
+        """Bytes held by this worker, see ``device.memory``."""
+        return device.memory()
+
+    def vime_plant(self, name: str, value: float) -> None:
+        """Overwrite one parameter or buffer with ``value``: the fault that a check must catch."""
+        tensors = self._vime_live()
+        if name not in tensors:
+            raise UsageError(f"no parameter or buffer is called {name}", f"known: {', '.join(sorted(tensors)[:20])}")
+        tensors[name].fill_(value)
 
     def vime_received(self) -> dict[str, str]:
         """Digests of the latest update's tensors as they entered ``load_weights``."""
