@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from vime.config.schema import Config
 
@@ -26,9 +27,12 @@ def missing(config: Config) -> dict[str, str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether ``name`` (a package, or a part of a namespace package) can be imported."""
-    top, _, rest = name.partition(".")
-    return importlib.util.find_spec(top) is not None and (not rest or importlib.util.find_spec(name) is not None)
+    """Whether ``name`` can be imported. For ``megatron.core`` the folder is looked for: find_spec would import the top."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not rest:
+        return spec is not None
+    return any(Path(location, *rest, "__init__.py").is_file() for location in spec.submodule_search_locations or ())
 
 
 def install_line(absent: dict[str, str]) -> str:

@@ -1,0 +1,195 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from vime_cli.app import app
+
+HEAVY = ("numpy", "torch", "ray", "vllm", "megatron", "transformers")
+
+
+def vime(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def errors(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+
+
+def loaded_modules(*arguments):
+    """Top-level modules a fresh process has loaded after ``vime ARGUMENTS``."""
+    code = (
+        "import sys\nsys.argv = ['vime', *sys.argv[1:]]\nfrom vime_cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print('|'.join(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    return set(done.stderr.splitlines()[-1].split("|"))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["align-check"]])
+def test_help_loads_nothing_heavy(arguments):
+    assert not loaded_modules(*arguments) & {*HEAVY, "pydantic"}
+
+
+def test_help_names_the_six_commands():
+    result = vime("--help")
+    assert result.exit_code == 0
+    for name in ("train", "rollout", "replay", "align-check", "dump-weights", "debug-attach"):
+        assert name in result.stdout
+    assert result.stdout.count("(to come)") == 3
+
+
+@pytest.mark.parametrize("name", ["align-check", "dump-weights", "debug-attach"])
+def test_commands_to_come_say_so(name):
+    result = vime(name)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: vime {name}: not in this version yet\n"
+
+
+def test_version_reads_metadata():
+    result = vime("--version")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].startswith("vime 0.")
+    assert "ray " in result.stdout
+
+
+def test_all_problems_at_once_one_line_each(inputs):
+    result = vime(
+        "train",
+        "run.toml",
+        "train.lrr=1e-6",
+        "train.lr=fast",
+        "train.global_batch_size=9",
+        "rollout.sampling.temperature=0",
+        "model.path=nowhere",
+        "debug.save_rollout_data=data.pt",
+    )
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    found = errors(result)
+    for start in (
+        "train.lrr = 1e-06 (command line): unknown setting; did you mean train.lr?",
+        'train.lr = "fast" (command line): must be a number',
+        "train.global_batch_size = 9 (command line): rollout_batch_size x num_samples_per_prompt must equal",
+        "rollout.sampling.temperature = 0 (command line): must be > 0 for training",
+        'debug.save_rollout_data = "data.pt" (command line): needs {rollout_id}',
+        f'model.path = "{inputs}/nowhere" (command line): no such folder',
+    ):
+        assert sum(line.startswith(f"error: {start}") for line in found) == 1, (start, found)
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "train.lr",
+        "no.toml",
+        "train.lr=-1",
+        "parallel.tp=3",
+        "run.num_rollouts=0",
+        "data.prompts=[]",
+        "model.path=none.x",
+    ],
+)
+def test_bad_input_exits_with_2(inputs, wrong):
+    result = vime("train", "run.toml", wrong)
+    assert result.exit_code == 2
+    assert errors(result)
+
+
+def test_unknown_option_exits_with_2():
+    assert vime("train", "--nonesuch").exit_code == 2
+
+
+def test_print_config_shows_every_value_with_its_origin(inputs):
+    (inputs / "more.toml").write_text("[train]\nlr = 2e-6\n")
+    result = vime("train", "run.toml", "more.toml", "rollout.rollout_batch_size=4", "--print-config", "--json")
+    assert result.exit_code == 0
+    rows = {row["path"]: row for row in json.loads(result.stdout)}
+    assert rows["run.num_rollouts"]["origin"] == "run.toml"
+    assert (rows["train.lr"]["value"], rows["train.lr"]["origin"]) == (2e-6, "more.toml")
+    assert (rows["rollout.rollout_batch_size"]["value"], rows["rollout.rollout_batch_size"]["origin"]) == (
+        4,
+        "command line",
+    )
+    assert (rows["train.global_batch_size"]["value"], rows["train.global_batch_size"]["origin"]) == (32, "derived")
+    assert rows["train.adam_beta1"]["origin"] == "default"
+    assert all(row["doc"] for row in rows.values())
+
+
+def test_print_config_table_and_problems(inputs):
+    result = vime("train", "run.toml", "train.lrr=1", "--print-config")
+    assert result.exit_code == 2
+    assert "run.num_rollouts" in result.stdout
+    assert "did you mean train.lr?" in result.stderr
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(inputs):
+    result = vime("train", "run.toml", "parallel.pp=2", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert "8 prompts x 8 samples = 64 samples per rollout" in result.stdout
+    assert "layers 2-3" in result.stdout
+    assert "KiB" in result.stdout
+    assert result.stdout.endswith("nothing was started\n")
+    assert sorted(p.name for p in inputs.iterdir()) == ["model", "prompts.jsonl", "run.toml"]
+
+
+def test_dry_run_as_json(inputs):
+    result = vime("train", "run.toml", "--dry-run", "--json")
+    found = json.loads(result.stdout)
+    assert found["is_started"] is False
+    assert [row["process"] for row in found["memory"]] == ["trainer, stage 0", "engine"]
+
+
+def test_dry_run_loads_no_library(inputs):
+    assert not loaded_modules("train", "run.toml", "--dry-run") & {"torch", "ray", "vllm", "megatron", "transformers"}
+
+
+def test_the_guides_four_options(inputs):
+    rows = print_config("train", "run.toml", "--debug-rollout-only", "--save-debug-rollout-data", "d_{rollout_id}.pt")
+    assert rows["debug.rollout_only"] == (True, "command line")
+    assert rows["debug.save_rollout_data"] == ("d_{rollout_id}.pt", "command line")
+    rows = print_config("train", "run.toml", "--load-debug-rollout-data", "d_{rollout_id}.pt")
+    assert rows["debug.train_only"] == (True, "derived")
+    result = vime("train", "run.toml", "--debug-train-only")
+    assert result.exit_code == 2
+    assert "needs debug.load_rollout_data" in result.stderr
+
+
+def test_rollout_and_replay_are_short_forms(inputs):
+    rows = print_config("rollout", "run.toml", "--save", "d_{rollout_id}.pt", "-n", "2")
+    assert rows["debug.rollout_only"][0] is True
+    assert rows["run.num_rollouts"] == (2, "command line")
+    assert rows["debug.save_rollout_data"][0] == "d_{rollout_id}.pt"
+    rows = print_config("replay", "run.toml", "--load", 'a"é_{rollout_id}.pt', "--ray-address", "127.0.0.1:6379")
+    assert rows["debug.load_rollout_data"][0] == 'a"é_{rollout_id}.pt'
+    assert rows["cluster.ray_address"][0] == "127.0.0.1:6379"
+
+
+def test_replay_without_records_names_the_setting(inputs):
+    result = vime("replay", "run.toml")
+    assert result.exit_code == 2
+    assert "needs debug.load_rollout_data" in result.stderr
+
+
+def test_resume_reads_the_run_folder_and_refuses_a_fresh_start(inputs):
+    result = vime("train", "--resume", "runs/none")
+    assert result.exit_code == 2
+    assert "runs/none/config.toml: no such file" in result.stderr
+
+
+def test_existing_output_is_refused(inputs):
+    (inputs / "runs" / "run").mkdir(parents=True)
+    (inputs / "runs" / "run" / "config.toml").write_text("")
+    result = vime("train", "run.toml", "--dry-run")
+    assert result.exit_code == 2
+    assert "already holds a run" in result.stderr
+
+
+def print_config(*arguments):
+    result = vime(*arguments, "--print-config", "--json")
+    assert result.exit_code == 0, result.stderr
+    return {row["path"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)}

@@ -1,0 +1,77 @@
+"""What a command turns an outcome into: text on the right stream, and an exit code."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from vime.errors import CheckFailed, UsageError, VimeError
+from vime_cli import output, train
+from vime_cli.app import app
+from vime_cli.options import split
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (
+            UsageError("a is wrong\nb is wrong", "mend them"),
+            2,
+            "error: a is wrong\nerror: b is wrong\nhint: mend them\n",
+        ),
+        (CheckFailed("kl is not 0"), 1, "error: kl is not 0\n"),
+        (VimeError("engine 0 died"), 3, "error: engine 0 died\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_an_error_becomes_a_message_and_an_exit_code(monkeypatch, error, code, text):
+    def fail(call):
+        raise error
+
+    monkeypatch.setattr(train, "prepare", fail)
+    result = CliRunner().invoke(app, ["train", "run.toml"])
+    assert (result.exit_code, result.stderr, result.stdout) == (code, text, "")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def fail(call):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(train, "prepare", fail)
+    result = CliRunner().invoke(app, ["train", "run.toml"])
+    assert result.exit_code == 3
+    assert "Traceback" in result.stderr
+    assert "error: ZeroDivisionError: division by zero" in result.stderr
+
+
+class Result:
+    """The part of a run's result that is printed."""
+
+    def rows(self):
+        return [("mean reward", "0.100 -> 0.900")]
+
+    def as_dict(self):
+        return {"rewards": [0.1, float("nan"), float("inf")], "run_dir": "runs/run"}
+
+
+def test_result_as_table_and_as_json(capsys):
+    output.result(Result(), as_json=False)
+    assert "mean reward   0.100 -> 0.900" in capsys.readouterr().out
+    output.result(Result(), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"rewards": [0.1, "nan", "inf"], "run_dir": "runs/run"}
+
+
+def test_off_a_terminal_no_line_is_wrapped(capsys):
+    output.table("", ("a",), [("x" * 500,)])
+    assert "x" * 500 in capsys.readouterr().out
+
+
+def test_arguments_are_files_or_settings():
+    files, overrides = split(["a.toml", "train.lr=1", "data.prompts=['x.toml']", "dir=1/b.toml", "nonsense"])
+    assert [str(f) for f in files] == ["a.toml"]
+    assert overrides == ["train.lr=1", "data.prompts=['x.toml']", "dir=1/b.toml", "nonsense"]
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(0, "-"), (512, "512 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+def test_size(num_bytes, text):
+    assert output.size(num_bytes) == text
