@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import make_model, write_weights
+from tiny_run import make_model, write_weights
 
 from vime.config.load import read
 from vime.preflight import packages, preflight

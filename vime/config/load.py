@@ -229,6 +229,8 @@ def _allowed(item: Any) -> str:
     rule = _RULES.get(item["type"])
     if rule is None:
         return str(item["msg"])
+    if item["type"] == "int_type" and isinstance(item["input"], float):
+        return f"{rule}, not {item['input']!r}"
     context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in item.get("ctx", {}).items()}
     return rule.format(**context)
 

@@ -27,7 +27,7 @@ def missing(config: Config) -> dict[str, str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether ``name`` can be imported. For ``megatron.core`` the folder is looked for: find_spec would import the top."""
+    """Whether ``name`` can be imported. Of ``megatron.core`` the folder is sought: find_spec would import the top."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None or not rest:
