@@ -36,7 +36,9 @@ def make(folder: Path, family: str, *, is_tied: bool = False, vocab_size: int = 
         "eos_token_id": 2,
         "rope_parameters": LLAMA3_ROPE if family == "llama" else {"rope_type": "default", "rope_theta": 10000.0},
     }
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**options, **changes}), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **{**options, **changes}), dtype=torch.float32
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -194,9 +194,15 @@ def _turn_off_jit_fuser(module: Any) -> None:
 
 
 def _use_torch_rng(module: Any) -> None:
-    """These two reach into the CUDA generators by index."""
+    """These two reach into the CUDA generators by index.
+
+    fork() warns when the CPU generator moves inside it; here that generator is the one it forks.
+    """
+    import logging
+
     import torch
 
+    logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
     module._get_cuda_rng_state = lambda device="cpu", clone=False, graph_safe=False: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
 

@@ -21,6 +21,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 
+from vime import device
 from vime.algo.loss import policy_loss
 from vime.backends.megatron import parallel, weights
 from vime.backends.megatron.build import Model, ddp_config, optimizer_config
@@ -195,8 +196,6 @@ def _reduce(results: list[_Pass]) -> _Pass:
 
 
 def _sum_over(group: dist.ProcessGroup, rows: list[list[float]]) -> list[float]:
-    from vime import device
-
     sums = torch.tensor(rows, dtype=torch.float64, device=device.current()).sum(0)
     dist.all_reduce(sums, group=group)
     return sums.tolist()
