@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import uuid
@@ -143,11 +142,8 @@ class SharedBuffer:
         return WeightManifest(version, origin, written)
 
     def close(self) -> None:
-        """Unmap. Views still alive keep the memory mapped until they are gone."""
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            with contextlib.suppress(BufferError):  # a tensor still looks into it; the mapping ends with that tensor
-                memory.close()
+        """Let go of the memory; it stays mapped until the last view is gone (torch keeps the object, but no lock on it)."""
+        self._memory = None
 
     def unlink(self) -> None:
         """Remove the file; mapped processes keep their view."""
