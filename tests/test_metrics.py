@@ -1,11 +1,15 @@
+import ast
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import vime
 from vime.errors import UsageError, VimeError
 from vime.metrics import METRICS, PREFIXES, JsonlSink, Metrics, TensorBoardSink, WandbSink, is_known, read_jsonl
 
@@ -91,3 +95,14 @@ def test_tensorboard_that_is_not_installed_says_what_to_install(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with pytest.raises(UsageError, match=r"log\.tensorboard"):
         TensorBoardSink(tmp_path)
+
+
+def test_every_metric_name_in_the_source_is_known():
+    pattern = re.compile(r"(train|rollout|eval|perf|weights|memory)/[a-z0-9_/]*[a-z0-9_]")
+    unknown = []
+    for file in Path(vime.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_name = isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.fullmatch(node.value)
+            if is_name and not is_known(node.value):
+                unknown.append(f"{file.name}:{node.lineno} {node.value}")
+    assert unknown == []

@@ -156,6 +156,14 @@ def test_reward_function(inputs, source, function, text):
         assert text in line
 
 
+def test_generate_function(inputs):
+    (inputs / "my_generate.py").write_text("async def good(a, b, c, d): ...\nasync def bad(a): ...\n")
+    assert problems("rollout.generate=my_generate:good") == []
+    line = only(problems("rollout.generate=my_generate:bad"))
+    assert line.startswith('rollout.generate = "my_generate:bad" (command line): ')
+    assert "4 positional" in line
+
+
 def test_existing_records_are_not_written_over(inputs):
     (inputs / "data_1.pt").write_text("")
     line = only(problems("debug.save_rollout_data=data_{rollout_id}.pt"))

@@ -149,6 +149,7 @@ def test_a_literal_record_path_is_good_for_one_rollout():
         (["model.ref_path=r", "algo.log_ref=false"], "model.ref_path"),
         (["eval.prompts=['e']", "eval.interval=1", "eval.num_samples_per_prompt=4"], "eval.num_samples_per_prompt"),
         (["train.min_lr=1e-7"], "train.min_lr"),
+        (["eval.prompts=['e']", RECORD], "eval.prompts"),
         (["checkpoint.keep=2"], "checkpoint.keep"),
         (["cluster.colocate=true", "debug.rollout_only=true"], "cluster.colocate"),
     ],

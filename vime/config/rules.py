@@ -271,6 +271,8 @@ def _doubtful(c: Config) -> Iterator[Finding]:
         yield Finding("reward.pattern", f'is ignored by reward.name = "{c.reward.name}"')
     if c.model.ref_path is not None and not c.uses_reference:
         yield Finding("model.ref_path", "is ignored: algo.log_ref is false and algo.kl_coef is 0")
+    if c.eval.prompts and not c.needs_engines:
+        yield Finding("eval.prompts", "is ignored: no engine is started for recorded rollouts")
     if c.eval.prompts and c.eval.temperature == 0 and c.eval.num_samples_per_prompt > 1:
         yield Finding(
             "eval.num_samples_per_prompt", "greedy samples of one prompt are all alike (eval.temperature is 0)"

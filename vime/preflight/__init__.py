@@ -74,12 +74,14 @@ def _inputs(found: Preflight, loaded: Loaded, resume: str | None) -> None:
         found.add(check.chat_template(loaded))
         found.add(check.reward_function(loaded))
     if not is_installed("numpy"):
-        found.add([], ["algo.name, prompt files and records: not checked, numpy is not installed"])
+        found.add([], ["algo.name, rollout.generate, prompt files and records: not checked, numpy is not installed"])
         return
     if c.needs_trainer:
         found.add(check.estimator(loaded))
-    if c.needs_engines and not loaded.concerns_invalid(["data.prompts"]):
-        found.add(check.data_files(loaded))
+    if c.needs_engines:
+        found.add(check.generate_function(loaded))
+        if not loaded.concerns_invalid(["data.prompts"]):
+            found.add(check.data_files(loaded))
     found.add(check.record_files(loaded, start))
 
 

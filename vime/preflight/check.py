@@ -9,7 +9,7 @@ from vime.config import native
 from vime.config.load import Loaded, read, value_of
 from vime.config.message import Finding, short
 from vime.config.names import settings
-from vime.errors import ConfigError, VimeError
+from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
 
@@ -123,6 +123,18 @@ def reward_function(loaded: Loaded) -> list[str]:
     if reward.name != "user" or reward.function is None or loaded.concerns_invalid(["reward.name", "reward.function"]):
         return []
     return list(_as_ours(loaded, check(reward, [str(loaded.base_dir)])))
+
+
+def generate_function(loaded: Loaded) -> Iterator[str]:
+    """``rollout.generate`` can be imported and called. Runs the user's module; needs numpy installed."""
+    from vime.rollout.live import load_generate
+
+    if loaded.config.rollout.generate is None or _has_line(loaded, "rollout.generate"):
+        return
+    try:
+        load_generate(loaded.config, [str(loaded.base_dir)])
+    except UsageError as error:
+        yield from _as_ours(loaded, [error.message])
 
 
 def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
