@@ -56,7 +56,7 @@ class EngineHost:
 
     def close(self) -> None:
         self.call("", "shutdown_all")
-        self._connection.close()
+        self._connection.send(None)
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
@@ -83,6 +83,8 @@ async def _loop(connection: Any) -> None:
         try:
             message = await loop.run_in_executor(None, connection.recv)
         except EOFError:
+            return
+        if message is None:
             return
         task = asyncio.ensure_future(one(*message))
         tasks.add(task)

@@ -1,0 +1,144 @@
+"""The transport against engines of our own protocol that misbehave; the real engine is in tests/backends_vllm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vime.errors import UsageError, VimeError
+from vime.types import TensorEntry, WeightManifest
+from vime.weights.manifest import build_manifest
+from vime.weights.shm import BufferPlan, SharedBuffer, WritePlan, write_weights
+from vime.weights.transport import ShmTransport
+
+TENSORS = {f"model.layers.{i}.w": torch.full((3, 2), float(i)) for i in range(3)} | {"norm": torch.ones(4)}
+SPECS = [TensorEntry(n, tuple(t.shape), "float32") for n, t in TENSORS.items()]
+
+
+class FakeEngine:
+    """Reads the file as a real engine does; ``wrong`` changes what it then holds."""
+
+    def __init__(
+        self, name: str = "engine 0", specs: list[TensorEntry] = SPECS, wrong=None, delay: float = 0.0
+    ) -> None:
+        self.name, self.specs, self.wrong, self.delay = name, specs, wrong or (lambda held: held), delay
+        self.calls: list[int] = []
+
+    async def weight_specs(self) -> list[TensorEntry]:
+        return self.specs
+
+    async def update_weights(self, version, path, tensors, verify):
+        self.calls.append(version)
+        await asyncio.sleep(self.delay)
+        entries = [e for e, _ in tensors]
+        buffer = SharedBuffer.attach(path, BufferPlan.of(entries).num_bytes)
+        got = {e.name: buffer.view(e, o).clone() for e, o in tensors}
+        buffer.close()
+        received = build_manifest(version, "engine-received", got.items())
+        held = build_manifest(version, "engine-held", self.wrong(got).items())
+        return received, held if verify == "full" else None
+
+
+def write(plan: WritePlan) -> WeightManifest:
+    return write_weights(plan, TENSORS.items())
+
+
+def test_sync_reaches_every_engine_and_says_so(caplog) -> None:
+    engines = [FakeEngine("engine 0"), FakeEngine("engine 1")]
+    transport = ShmTransport(write, SPECS, engines, "full", 20)
+    with caplog.at_level(logging.INFO):
+        manifest = transport.sync(3)
+    assert manifest.version == 3
+    assert [e.calls for e in engines] == [[3], [3]]
+    assert "weights v3: 4 tensors, 0.0 MB, received = trainer 4/4, held = trainer 4/4, " in caplog.text
+    path = transport._buffer.path
+    transport.sync(4)
+    assert transport._buffer.path == path  # one file for the whole run
+    transport.close()
+    assert not os.path.exists(path)
+
+
+def test_received_only_asks_for_no_more(caplog) -> None:
+    transport = ShmTransport(write, SPECS, [FakeEngine(wrong=lambda held: {})], "received", 20)
+    with caplog.at_level(logging.INFO):
+        transport.sync(1)
+    assert "held" not in caplog.text
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (SPECS[:-1], "unexpected: norm: in the trainer, not in engine 1"),
+        ([*SPECS, TensorEntry("model.layers.3.w", (3, 2), "float32")], r"missing: model\.layers\.3\.w"),
+        ([*SPECS[:-1], TensorEntry("norm", (5,), "float32")], r"shape: norm: \[5\] in engine 1, \[4\] in the trainer"),
+        ([*SPECS[:-1], TensorEntry("norm", (4,), "bfloat16")], "dtype: norm: bfloat16 in engine 1, float32 in the"),
+    ],
+)
+def test_unequal_sets_are_refused_before_anything_is_written(specs, message: str) -> None:
+    written = []
+    engines = [FakeEngine("engine 0"), FakeEngine("engine 1", specs)]
+    transport = ShmTransport(lambda plan: written.append(plan), SPECS, engines, "full", 20)
+    with pytest.raises(UsageError, match=message):
+        transport.sync(1)
+    assert written == []
+    assert engines[0].calls == []
+
+
+def test_an_engine_that_holds_something_else_is_named() -> None:
+    def swapped(held):
+        return held | {"model.layers.2.w": held["model.layers.0.w"], "norm": held["norm"] * 2}
+
+    transport = ShmTransport(write, SPECS, [FakeEngine("engine 0"), FakeEngine("engine 1", wrong=swapped)], "full", 20)
+    with pytest.raises(VimeError) as error:
+        transport.sync(1)
+    assert "engine 1 held: permuted: layer 2: in engine-held, layer 2 holds layer 0's tensors" in str(error.value)
+    assert "engine 1 held: value: norm" in str(error.value)
+    assert "engine 0" not in str(error.value)
+
+
+def test_a_late_engine_and_a_late_writer_are_named() -> None:
+    slow = ShmTransport(write, SPECS, [FakeEngine("engine 0"), FakeEngine("engine 1", delay=5)], "full", 0.3)
+    with pytest.raises(VimeError, match=r"engine 1 did not end updating the weights within 0\.3 s"):
+        slow.sync(1)
+
+    def late(plan: WritePlan) -> WeightManifest:
+        time.sleep(2)
+        return write(plan)
+
+    stuck = ShmTransport(late, SPECS, [FakeEngine()], "full", 0.2)
+    with pytest.raises(VimeError, match=r"the trainer did not end writing the weights within 0\.2 s"):
+        stuck.sync(1)
+    assert not [f for f in os.listdir("/dev/shm") if f.startswith(f"vime-weights-{os.getpid()}-")]
+
+
+def test_the_writers_error_is_the_one_that_is_seen() -> None:
+    def broken(plan: WritePlan) -> WeightManifest:
+        return write_weights(plan, list(TENSORS.items())[:2])
+
+    engine = FakeEngine()
+    with pytest.raises(VimeError, match="end after 2 tensors"):
+        ShmTransport(broken, SPECS, [engine], "full", 20).sync(1)
+    assert engine.calls == []
+
+
+def test_digests_travel_with_the_tensors() -> None:
+    seen = []
+
+    class Looking(FakeEngine):
+        async def update_weights(self, version, path, tensors, verify):
+            seen.extend(e.digest for e, _ in tensors)
+            return await super().update_weights(version, path, tensors, verify)
+
+    transport = ShmTransport(write, SPECS, [Looking()], "full", 20)
+    sent = transport.sync(1)
+    assert seen == [e.digest for e in sent.tensors.values()]
+    assert all(seen)
+    assert replace(sent, version=2) != sent
+    transport.close()
