@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vime.align.first_step import engine_equals_trainer, reference_equals_policy
 from vime.config.schema import Config
-from vime.log import Progress
+from vime.log import Phase, Progress
 from vime.metrics import Metrics
-from vime.rollout.statistics import statistics, warnings
+from vime.record.writer import write
+from vime.rollout.statistics import SpreadWatch, statistics, warnings
 from vime.train.statistics import log_prob_metrics
 from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
 
@@ -26,6 +28,7 @@ class Observer:
     config: Config
     progress: Progress
     metrics: Metrics
+    evaluation_path: Callable[[int], Path]
     verify_first_step: bool = True
     rewards: list[float] = field(default_factory=list)
     evaluations: dict[int, RolloutBatch] = field(default_factory=dict)
@@ -33,15 +36,22 @@ class Observer:
     _row: dict[str, Any] = field(default_factory=dict)
     _steps: list[StepStats] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=dict)
-    _on_produced: Callable[[RolloutBatch], None] | None = None
+    _phase: Phase | None = None
+    _spread: SpreadWatch = field(default_factory=SpreadWatch)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time one phase of the loop; its seconds become ``perf/<name>_time``."""
         start = time.perf_counter()
-        with self.progress.phase(name):
+        with self.progress.phase(name) as self._phase:
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        """Samples done, of how many, and response tokens so far, in the current phase."""
+        if self._phase is not None:
+            self._phase.total = total
+            self._phase.update(done, tokens)
 
     @contextmanager
     def rollout(self, rollout_id: int) -> Iterator[None]:
@@ -54,8 +64,9 @@ class Observer:
     def produced(self, batch: RolloutBatch) -> None:
         self._row |= statistics(batch)
         self.rewards.append(self._row["rollout/raw_reward"])
-        for text in warnings(batch, self.config):
-            self.progress.warn(text)
+        for text in [*warnings(batch, self.config), self._spread.update(self._row)]:
+            if text is not None:
+                self.progress.warn(text)
         for i in range(min(self.config.log.show_samples, len(batch))):
             self.progress.note(show(batch.sample(i)))
 
@@ -81,6 +92,7 @@ class Observer:
 
     def evaluated(self, version: int, batch: RolloutBatch) -> None:
         self.evaluations[version] = batch
+        write(self.evaluation_path(version), batch, overwrite=True)
         row = {"rollout_id": version, "eval/reward": float(np.nanmean(batch.rewards_N))}
         row["eval/response_len"] = float(batch.response_lens_N.mean())
         self.metrics.log(row)

@@ -85,10 +85,13 @@ class RayEngines:
             for i in range(config.rollout.num_engines)
         ]
 
-    def start(self) -> list[dict[str, Any]]:
-        """Bring every engine up; returns their descriptions in order."""
-        refs = {e.name: e.actor.call.remote("start") for e in self.engines}
-        infos = gather(refs, self.config.cluster.start_timeout_seconds, "starting the engines")
+    def begin(self) -> None:
+        """Let every engine come up; ``wait`` for them before use."""
+        self._starting = {e.name: e.actor.call.remote("start") for e in self.engines}
+
+    def wait(self) -> list[dict[str, Any]]:
+        """The engines' descriptions, in order, once all are up. Raises VimeError with the first cause."""
+        infos = gather(self._starting, self.config.cluster.start_timeout_seconds, "starting the engines")
         for info in infos.values():
             self._session.watch(info["pids"])
         return [infos[e.name] for e in self.engines]

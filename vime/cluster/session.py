@@ -89,6 +89,12 @@ class RaySession:
         self._actors.append(actor)
         return actor
 
+    def resources(self) -> dict[str, float]:
+        """What the cluster has free now, by kind ("CPU", "GPU", ...)."""
+        import ray
+
+        return ray.available_resources()
+
     def watch(self, pids: Iterable[int]) -> None:
         """Processes on this machine that must be gone after ``close``."""
         self.pids.update(pids)

@@ -1,0 +1,108 @@
+"""The commands: pick the parts, call the loop, end everything. ``train``, ``rollout`` and ``replay`` are one path."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vime import loop
+from vime.config.load import Loaded
+from vime.config.schema import Config
+from vime.errors import VimeError
+from vime.log import Progress
+from vime.metrics import JsonlSink, Metrics, Sink, TensorBoardSink, WandbSink
+from vime.observe import Observer
+from vime.runs.folder import RunFolder
+from vime.runs.parts import started
+from vime.runs.result import RunResult, summarize
+
+
+def train(*, loaded: Loaded, console: Progress, resume: str | None = None) -> RunResult:
+    """``vime train``; with ``resume`` (a run folder) it goes on from the newest checkpoint there."""
+    return _run("train", loaded, console, resume)
+
+
+def rollout(*, loaded: Loaded, console: Progress) -> RunResult:
+    """``vime rollout``: generate and score only; Megatron-core is never loaded."""
+    return _run("rollout", loaded, console)
+
+
+def replay(*, loaded: Loaded, console: Progress) -> RunResult:
+    """``vime replay``: train on recorded rollouts; vLLM is never loaded."""
+    return _run("replay", loaded, console)
+
+
+def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = None) -> RunResult:
+    config = loaded.config
+    folder = RunFolder(Path(config.run_dir))
+    checkpoint = RunFolder(Path(resume)).newest_checkpoint() if resume else None
+    folder.begin(loaded, resume is not None)
+    with console, _termination_is_an_interrupt(), Metrics(_sinks(config, folder)) as metrics:
+        observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
+        with started(loaded, observer) as parts:
+            start = _restore(parts, checkpoint, observer)
+            _forget_later_rows(metrics, start)
+            loop.run(config, replace(parts, save=_saver(config, parts, folder)), observer, start)
+            if config.checkpoint.export_hf and parts.trainer is not None:
+                with observer.phase("export"):
+                    parts.trainer.export(str(folder.hf))
+    return summarize(command, config, folder, observer, start)
+
+
+def _restore(parts: loop.Parts, checkpoint: Path | None, observer: Observer) -> int:
+    """Load the checkpoint, if any; returns the first rollout to do and says where it came from (case T16)."""
+    if checkpoint is None:
+        return 0
+    if parts.trainer is None:
+        raise VimeError(f"--resume {checkpoint}: this run has no trainer to restore")
+    with observer.phase("load"):
+        state = parts.trainer.load(str(checkpoint))
+    parts.rollouts.load_state_dict(state["rollouts"])
+    observer.progress.note(f"resumed from {checkpoint}: next is rollout {state['next_rollout_id']}")
+    return int(state["next_rollout_id"])
+
+
+def _saver(config: Config, parts: loop.Parts, folder: RunFolder) -> loop.Save | None:
+    trainer = parts.trainer
+    if trainer is None or config.checkpoint.save_interval == 0:
+        return None
+
+    def save(next_rollout_id: int, state: dict[str, Any]) -> None:
+        trainer.save(str(folder.checkpoint(next_rollout_id)), state)
+        folder.prune(config.checkpoint.keep)
+
+    return save
+
+
+def _sinks(config: Config, folder: RunFolder) -> list[Sink]:
+    sinks: list[Sink] = [JsonlSink(folder.metrics)]
+    if config.log.tensorboard:
+        sinks.append(TensorBoardSink(folder.path / "tensorboard"))
+    if config.log.wandb_project is not None:
+        sinks.append(WandbSink(config.log.wandb_project, config.run.name, folder.path))
+    return sinks
+
+
+def _forget_later_rows(metrics: Metrics, start: int) -> None:
+    """Rows that a run interrupted after its last checkpoint wrote, and that are written again."""
+    for sink in metrics.sinks:
+        if isinstance(sink, JsonlSink):
+            sink.truncate_after(start - 1)
+
+
+@contextlib.contextmanager
+def _termination_is_an_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: every process is ended on the way out."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

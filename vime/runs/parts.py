@@ -1,0 +1,198 @@
+"""Pick and start the parts of a run, and end every one of them, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vime.cluster.engines import RayEngines
+from vime.cluster.placement import place
+from vime.cluster.session import RaySession
+from vime.cluster.trainer import RayTrainer
+from vime.config.load import Loaded
+from vime.config.schema import Config
+from vime.data.prompts import PromptSource
+from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.log import Progress
+from vime.loop import Parts
+from vime.observe import Observer
+from vime.protocols import Rollouts
+from vime.record.recorded import RecordedRollouts
+from vime.record.writer import RecordWriter
+from vime.reward.pool import RewardPool
+from vime.reward.registry import needs_label
+from vime.rollout.eval import eval_data, evaluate
+from vime.rollout.live import LiveRollouts
+from vime.runs.folder import versions
+from vime.types import RolloutBatch, RolloutHeader
+from vime.weights.transport import ShmTransport
+
+
+@contextmanager
+def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
+    """All parts of the run, ready. On leaving, every process that was started has ended, in bounded time."""
+    config, say = loaded.config, observer.progress
+    with ExitStack() as stack:
+        with say.phase("starting"):
+            # What only the driver does goes on beside: Ray, trainer and engines take seconds each to come up.
+            prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
+            session = RaySession.start(config)
+            stack.callback(session.close)
+            placement = place(config, session.resources())
+            for text in placement.warnings:
+                say.warn(text)
+            engines = RayEngines(config, session, placement.engine_options) if config.needs_engines else None
+            if engines is not None:
+                engines.begin()
+            trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
+            if trainer is not None:
+                introduce_trainer(say, trainer.start())
+            infos = engines.wait() if engines is not None else []
+            if engines is not None:
+                stack.callback(engines.shutdown)
+                introduce_engines(say, infos)
+        rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, observer, stack)
+        transport = _transport(config, trainer, engines, stack)
+        yield Parts(rollouts, trainer, transport, evaluation)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What the driver reads itself."""
+
+    tokenizer: Any
+    source: PromptSource
+    evaluation: PromptSource | None
+
+
+def _read_prompts(config: Config) -> Prompts | None:
+    """None where rollouts are recorded. UsageError for bad rows, all at once."""
+    if not config.needs_engines:
+        return None
+    tokenizer = load_tokenizer(config.model.path)
+    options: dict[str, Any] = {
+        "seed": config.run.seed,
+        "context_len": config.rollout.max_context_len,
+        "needs_label": needs_label(config.reward),
+    }
+    source = PromptSource(config.data, tokenizer, **options)
+    evaluation = PromptSource(eval_data(config), tokenizer, **options) if config.eval.prompts else None
+    return Prompts(tokenizer, source, evaluation)
+
+
+def _rollouts(
+    loaded: Loaded,
+    prompts: Prompts | None,
+    engines: RayEngines | None,
+    infos: list[dict[str, Any]],
+    observer: Observer,
+    stack: ExitStack,
+) -> tuple[Rollouts, Callable[[int], RolloutBatch] | None]:
+    config = loaded.config
+    if prompts is None or engines is None:
+        assert config.debug.load_rollout_data is not None
+        digest = tokenizer_digest(load_tokenizer(config.model.path))
+        return RecordedRollouts(config.debug.load_rollout_data, tokenizer_digest=digest), None
+    introduce_prompts(observer.progress, prompts)
+    import_paths = [str(loaded.base_dir)]
+    reward = stack.enter_context(RewardPool(config.reward, import_paths))
+    header = _header(config, prompts.tokenizer, infos[0])
+    shared: dict[str, Any] = {"header": header, "on_progress": observer.on_progress, "import_paths": import_paths}
+    rollouts: Rollouts = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
+    if config.debug.save_rollout_data is not None:
+        writer = RecordWriter(config.debug.save_rollout_data, overwrite=config.run.overwrite)
+        rollouts = SavedRollouts(rollouts, stack.enter_context(writer))
+    evaluation = None
+    if prompts.evaluation is not None:
+        count = min(len(prompts.evaluation), config.eval.max_prompts or len(prompts.evaluation))
+        asked = prompts.evaluation.take(count)
+        evaluation = partial(evaluate, config, asked, engines.engines, reward, **shared)
+    return rollouts, evaluation
+
+
+@dataclass
+class SavedRollouts:
+    """Rollouts that are also recorded; writing goes on beside the run."""
+
+    inner: Rollouts
+    writer: RecordWriter
+
+    def produce(self, rollout_id: int) -> RolloutBatch:
+        batch = self.inner.produce(rollout_id)
+        self.writer.save(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def _transport(
+    config: Config, trainer: RayTrainer | None, engines: RayEngines | None, stack: ExitStack
+) -> ShmTransport | None:
+    if trainer is None or engines is None:
+        return None
+    transport = ShmTransport(
+        trainer.write_weights,
+        trainer.weight_specs(),
+        engines.engines,
+        config.weights.verify,
+        config.weights.timeout_seconds,
+    )
+    stack.callback(transport.close)
+    return transport
+
+
+def _header(config: Config, tokenizer: Any, info: dict[str, Any]) -> RolloutHeader:
+    return RolloutHeader(
+        vime_version=versions()["vime"],
+        model={
+            "path": config.model.path,
+            "tokenizer_digest": tokenizer_digest(tokenizer),
+            "chat_template_digest": chat_template_digest(tokenizer),
+        },
+        sampling=info["sampling"],
+        sampling_origin=info["sampling_origin"],
+        stop_token_ids=info["stop_token_ids"],
+        library_versions=versions(),
+    )
+
+
+def introduce_trainer(say: Progress, about: dict[str, Any]) -> None:
+    say.note(
+        f"trainer: {about['family']}, {about['num_parameters'] / 1e6:.1f} M parameters, {about['layout']}, "
+        f"{about['dtype']} on {about['device']}; {about['layers']}; attention: {about['attention']}"
+    )
+    for model, lines in about["tensors"].items():
+        for line in lines:
+            say.note(f"trainer: {model}: {line}")
+
+
+def introduce_engines(say: Progress, infos: list[dict[str, Any]]) -> None:
+    about = infos[0]
+    origins = "; ".join(f"{i} from {', '.join(where)}" for i, where in about["stop_origins"].items())
+    options = " ".join(f"{name}={value}" for name, value in about["sampling"].items() if name != "stop_token_ids")
+    say.note(
+        f"engines: {len(infos)} x vLLM {about['vllm_version']}, context {about['max_model_len']}, "
+        f"KV cache {about['kv_tokens']} tokens each"
+    )
+    say.note(f"sampling, sent with every request: {options}")
+    say.note(f"stop ids: {origins or 'none: every sample runs to the length limit'}")
+    for text in about["warnings"]:
+        say.warn(text)
+
+
+def introduce_prompts(say: Progress, prompts: Prompts) -> None:
+    first = prompts.source.describe_first()
+    say.note(f"prompts: {len(prompts.source)}; first, as the model sees it ({len(first['token_ids'])} tokens):")
+    say.note(f"  {first['text']!r}")
+    for source in (prompts.source, prompts.evaluation):
+        if source is not None and source.dropped:
+            shown = ", ".join(str(d) for d in source.dropped[:5])
+            say.warn(f"{len(source.dropped)} prompts are too long (over {source.max_prompt_len} tokens): {shown}")

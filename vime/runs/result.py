@@ -1,0 +1,103 @@
+"""What a command hands back: numbers for scripts, rows for the closing table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vime.config.schema import Config
+from vime.observe import Observer
+from vime.runs.folder import RunFolder
+from vime.types import CheckResult, RolloutBatch, Verdict
+
+NUM_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Example:
+    """One evaluation prompt and the answers of the first and the last evaluation."""
+
+    prompt: str
+    label: str | None
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """``rewards``: mean raw reward of each rollout; ``evaluations``: mean reward by weight version."""
+
+    command: str
+    run_dir: Path
+    start: int
+    rewards: list[float]
+    evaluations: dict[int, float]
+    examples: list[Example]
+    checks: list[CheckResult]
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed_checks(self) -> list[CheckResult]:
+        return [check for check in self.checks if check.verdict == Verdict.FAIL]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, value) for the closing table."""
+        rows = []
+        if self.rewards:
+            part = max(1, len(self.rewards) // 4)
+            first, last = float(np.mean(self.rewards[:part])), float(np.mean(self.rewards[-part:]))
+            span = f"rollouts {self.start}-{self.start + len(self.rewards) - 1}"
+            rows.append(("mean reward", f"{first:.3f} -> {last:.3f} (first and last {part} of {span})"))
+        if self.evaluations:
+            scores = [f"{score:.3f} (weights v{v})" for v, score in self.evaluations.items()]
+            rows.append(("evaluation", " -> ".join([scores[0], *scores[-1:]] if len(scores) > 1 else scores)))
+        rows += [("check", f"{c.verdict}  {c.name}: {c.measured or c.cause}") for c in self.checks]
+        return rows + list(self.files.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {
+            "command": self.command,
+            "run_dir": str(self.run_dir),
+            "rewards": self.rewards,
+            "evaluations": {str(v): score for v, score in self.evaluations.items()},
+            "examples": [vars(e) for e in self.examples],
+            "checks": [{"name": c.name, "verdict": str(c.verdict), "measured": c.measured} for c in self.checks],
+            "files": self.files,
+        }
+
+
+def summarize(command: str, config: Config, folder: RunFolder, observer: Observer, start: int) -> RunResult:
+    files = {"metrics": str(folder.metrics), "configuration": str(folder.config)}
+    if folder.checkpoints():
+        files["checkpoint"] = str(folder.checkpoints()[-1])
+    if folder.hf.exists():
+        files["model"] = str(folder.hf)
+    if config.debug.save_rollout_data:
+        files["rollouts"] = config.debug.save_rollout_data
+    evaluations = observer.evaluations
+    return RunResult(
+        command=command,
+        run_dir=folder.path,
+        start=start,
+        rewards=observer.rewards,
+        evaluations={v: float(np.nanmean(b.rewards_N)) for v, b in evaluations.items()},
+        examples=_examples(*list(evaluations.values())[:: max(1, len(evaluations) - 1)][:2]) if evaluations else [],
+        checks=observer.checks,
+        files=files,
+    )
+
+
+def _examples(before: RolloutBatch, after: RolloutBatch | None = None) -> list[Example]:
+    """Answers that changed first; one sample per prompt."""
+    if after is None:
+        return []
+    pairs = [
+        Example(b.prompt_text, b.label, b.text, a.text)
+        for b, a in zip(before.samples(), after.samples(), strict=True)
+        if b.index == 0
+    ]
+    return sorted(pairs, key=lambda e: e.before == e.after)[:NUM_EXAMPLES]
