@@ -90,6 +90,24 @@ def test_truncated_weights(inputs):
     assert read_header(file) == ({}, "model.safetensors: is cut off, or no safetensors file (3 bytes)")
 
 
+@pytest.mark.parametrize("header", [b"[]", b'{"a": 3}', b'{"a": {"shape": [1]}}', b"{nonsense"])
+def test_a_header_that_is_none(inputs, header):
+    (inputs / "model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "model.safetensors: its header cannot be read" in only(problems())
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_file_that_is_no_json_object(inputs, name, content):
+    (inputs / "model" / name).write_text(content)
+    assert any(f"{name} is no JSON object" in line for line in problems())
+
+
+def test_a_chat_template_of_null_is_none(inputs):
+    (inputs / "model" / "tokenizer_config.json").write_text('{"chat_template": null}')
+    assert "needs a chat template" in only(problems())
+
+
 def test_an_index_that_names_absent_shards(inputs):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model.safetensors"}}
     (inputs / "model" / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -38,7 +38,7 @@ def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
         return None, []
     folder = Path(path)
     problems = [loaded.line(Finding(setting, text)) for text in model_folder.check_parts(folder)]
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() or any("config.json is no JSON" in text for text in problems):
         return None, problems
     try:
         spec = load_spec(folder)

@@ -10,6 +10,8 @@ from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = "model.safetensors.index.json"
+JSON_FILES = ("config.json", "tokenizer_config.json", "chat_template.json", INDEX)
+TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NUM_SHOWN = 10
 
@@ -21,6 +23,7 @@ def check_parts(folder: Path) -> list[str]:
     if not folder.is_dir():
         return ["is a file; give the Hugging Face folder"]
     problems = [] if (folder / "config.json").is_file() else ["has no config.json"]
+    problems += [f"{name} is no JSON object" for name in JSON_FILES if _json(folder / name) is None]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         problems.append(f"has no tokenizer ({', '.join(TOKENIZER_FILES)})")
     if not (folder / INDEX).is_file() and not list(folder.glob("*.safetensors")):
@@ -59,39 +62,46 @@ def read_header(file: Path) -> tuple[Shapes, str | None]:
         if 8 + length > size:
             return {}, f"{file.name}: is cut off, or no safetensors file ({size} bytes)"
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            return {}, f"{file.name}: its header is no JSON ({error})"
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            header = json.loads(stream.read(length))
+            shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+            end = 8 + length + max((int(header[name]["data_offsets"][1]) for name in shapes), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            return {}, f"{file.name}: its header cannot be read ({type(error).__name__}: {error})"
     if end != size:
         verb = "is cut off" if size < end else "has bytes left over"
         return {}, f"{file.name}: {verb}: {size} bytes, {end} by its header"
-    return {name: tuple(entry["shape"]) for name, entry in header.items()}, None
+    return shapes, None
 
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the tokenizer brings a chat template, in any of the places transformers reads it from."""
     if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
         return True
-    return any(bool(_json(folder / n).get("chat_template")) for n in ("tokenizer_config.json", "chat_template.json"))
+    return any(bool((_json(folder / name) or {}).get("chat_template")) for name in TEMPLATE_FILES)
 
 
 def _shards(folder: Path) -> tuple[list[Path], list[str]]:
     index = folder / INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors")), []
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        return [], [f"{INDEX}: no weight_map can be read ({error!r})"]
+    weight_map = (_json(index) or {}).get("weight_map")
+    if not isinstance(weight_map, dict):
+        return [], [f"{INDEX} has no weight_map"]
+    names = sorted(set(map(str, weight_map.values())))
     absent = [name for name in names if not (folder / name).is_file()]
     problems = [f"{INDEX} names {len(absent)} files that are not there: {_listed(absent)}"] if absent else []
     return [folder / name for name in names if name not in absent], problems
 
 
-def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+def _json(file: Path) -> dict[str, Any] | None:
+    """The object in a file, {} where there is no file, None where it is no JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _other_weights(folder: Path) -> str:
