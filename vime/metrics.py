@@ -69,6 +69,7 @@ PREFIXES: dict[str, str] = {
     "rollout/prompt_len/": "prompt length in tokens: mean, min, max",
     "rollout/reward/": "reward over samples: std, min, max",
     "rollout/dropped/": "samples or groups left out, counted by cause",
+    "rollout/zero_std/": "count_R: groups whose rewards all equal R",
     "rollout/status/": "samples by status",
     "eval/": "the rollout metrics of an evaluation",
     "memory/": "bytes in use, by process and phase",

@@ -105,7 +105,7 @@ def _raw_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _parse(line: bytes) -> Any:
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8"))  # bytes would be guessed at, UTF-16 too
     except UnicodeDecodeError:
         return "not UTF-8"
     except json.JSONDecodeError as error:

@@ -1,12 +1,22 @@
 """The rollout record: one file per rollout that opens anywhere and can run no code. See docs/formats.md."""
 
-from vime.record.inspect import describe
-from vime.record.read import read
+import importlib
+from typing import Any
+
 from vime.record.template import check_template, list_ids, missing_problem, template_path
-from vime.record.write import RecordWriter, write
+
+# These need numpy, which checking a template does not: a light install has none.
+_LATER = {
+    "RecordWriter": "vime.record.writer",
+    "RecordedRollouts": "vime.record.recorded",
+    "describe": "vime.record.description",
+    "read": "vime.record.reader",
+    "write": "vime.record.writer",
+}
 
 __all__ = [
     "RecordWriter",
+    "RecordedRollouts",
     "check_template",
     "describe",
     "list_ids",
@@ -15,3 +25,9 @@ __all__ = [
     "template_path",
     "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(name)

@@ -45,7 +45,7 @@ def check_template(
 
 def list_ids(template: str) -> list[int]:
     """The rollout ids whose files exist, in order. A literal path (no placeholder) has no ids: []."""
-    if _syntax_problems(template) or not _has_placeholder(template):
+    if _syntax_problems(template) or not has_placeholder(template):
         return []
     pattern, expression = "", ""
     for literal, name, _, _ in Formatter().parse(template):
@@ -62,7 +62,7 @@ def list_ids(template: str) -> list[int]:
 def missing_problem(template: str, rollout_ids: Iterable[int]) -> str | None:
     """One message naming the rollout ids that have no file beside those that exist; None if all are there."""
     wanted = list(rollout_ids)
-    if not _has_placeholder(template):
+    if not has_placeholder(template):
         if len(wanted) > 1:
             return f"{template!r} names one file, but {len(wanted)} rollouts are asked for; put {{{PLACEHOLDER}}} in"
         return None if not wanted or Path(template).is_file() else f"{template}: no such file"
@@ -89,7 +89,8 @@ def _syntax_problems(template: str) -> list[str]:
     return []
 
 
-def _has_placeholder(template: str) -> bool:
+def has_placeholder(template: str) -> bool:
+    """False for a literal path, which is good for exactly one rollout."""
     return any(name is not None for _, name, _, _ in Formatter().parse(template))
 
 

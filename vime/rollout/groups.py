@@ -1,0 +1,213 @@
+"""Generate and score groups side by side: which engine gets what, what counts as an answer, what is said on failure."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vime.config.schema import Config
+from vime.data.problems import NUM_SHOWN
+from vime.errors import PromptTooLong, VimeError
+from vime.log import get_logger
+from vime.protocols import Reward, RolloutEngine
+from vime.types import Prompt, Sample
+
+log = get_logger(__name__)
+
+CANCEL_TIMEOUT_SECONDS = 10.0
+MIN_SUSPICIOUS_TOKENS = 4
+"""So many sampled tokens, all with log-prob exactly 0.0, were not measured (a few such tokens can happen)."""
+
+Generate = Callable[..., Awaitable[list[Sample]]]
+"""User function: async (engine, prompt, seeds, sampling) -> one Sample per seed, in order."""
+
+OnProgress = Callable[[int, int, int], None]
+"""Called with groups done, groups asked for, response tokens so far."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one prompt: its samples, all scored; or the cause why the group was left out."""
+
+    prompt: Prompt
+    samples: list[Sample] = field(default_factory=list)
+    dropped: str | None = None
+
+
+@dataclass
+class GroupRunner:
+    """Runs prompts through engines and reward. ``generate`` replaces the engine's own single-turn generation."""
+
+    config: Config
+    engines: Sequence[RolloutEngine]
+    reward: Reward
+    generate: Generate | None = None
+    on_progress: OnProgress | None = None
+
+    def __post_init__(self) -> None:
+        self._outstanding_tokens = [0] * len(self.engines)
+        self._where: dict[int, str] = {}  # group id -> who has it now
+        self._first_failure: tuple[str, Exception] | None = None
+
+    async def run(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        sampling: Mapping[str, Any] | None,
+        timeout_seconds: float,
+    ) -> list[Outcome]:
+        """One Outcome per prompt, in the order of ``prompts`` whatever finishes first; ``seeds`` one list per prompt.
+
+        Engines are asked with ``sampling`` (single fields of rollout.sampling). VimeError from the first cause if an
+        engine, the user function or the reward fails, or if time runs out; it names the groups that were pending.
+        """
+        self._where, self._first_failure = {}, None
+        progress = _Progress(len(prompts), self.on_progress)
+        tasks = [
+            asyncio.create_task(self._group(prompt, group_seeds, sampling, progress))
+            for prompt, group_seeds in zip(prompts, seeds, strict=True)
+        ]
+        if not tasks:
+            return []
+        _, pending = await asyncio.wait(tasks, timeout=timeout_seconds, return_when=asyncio.FIRST_EXCEPTION)
+        where = dict(self._where)
+        if pending:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=CANCEL_TIMEOUT_SECONDS)
+        if self._first_failure is not None:
+            raise _failure(*self._first_failure, where) from self._first_failure[1]
+        if pending:
+            raise VimeError(
+                f"no complete rollout within rollout.timeout_seconds={self.config.rollout.timeout_seconds:g}; "
+                f"pending: {_pending(where)}",
+                "raise the limit, or lower rollout_batch_size or sampling.max_response_len",
+            )
+        return [task.result() for task in tasks]
+
+    async def _group(
+        self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None, progress: _Progress
+    ) -> Outcome:
+        try:
+            outcome = await self._generate(prompt, seeds, sampling)
+            if outcome.dropped is None:
+                self._where[prompt.group_id] = "reward"
+                await self._score(outcome)
+        except Exception as error:
+            who = self._where.get(prompt.group_id, "rollout")
+            self._first_failure = self._first_failure or (f"{who} failed on group {prompt.group_id}", error)
+            raise
+        del self._where[prompt.group_id]
+        progress.add(outcome)
+        return outcome
+
+    async def _generate(self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None) -> Outcome:
+        at = min(range(len(self.engines)), key=lambda i: self._outstanding_tokens[i])
+        engine = self.engines[at]
+        cost = len(seeds) * (len(prompt.token_ids) + self.config.rollout.sampling.max_response_len)
+        self._outstanding_tokens[at] += cost
+        self._where[prompt.group_id] = f"engine {at}"
+        try:
+            if self.generate is None:
+                samples = await engine.generate(prompt, seeds, sampling)
+            else:
+                effective = self.config.rollout.sampling.model_dump() | dict(sampling or {})
+                self._where[prompt.group_id] = f"rollout.generate ({self.config.rollout.generate}, engine {at})"
+                answer = self.generate(engine, prompt, seeds, effective)
+                if not inspect.isawaitable(answer):
+                    raise VimeError(f"returned {_shape(answer)} at once", "it must be an async function")
+                samples = await answer
+        except PromptTooLong as error:
+            log.warning("group %d dropped, %d prompt tokens: %s", prompt.group_id, len(prompt.token_ids), error)
+            return Outcome(prompt, dropped="prompt_too_long")
+        finally:
+            self._outstanding_tokens[at] -= cost
+        check_answers(prompt, seeds, samples, is_from_user=self.generate is not None)
+        for sample, seed in zip(samples, seeds, strict=True):
+            sample.seed = seed
+            sample.label = prompt.label if sample.label is None else sample.label
+            sample.prompt_text = sample.prompt_text or prompt.text
+        bad = next((s.status for s in samples if not s.status.is_trainable), None)
+        return Outcome(prompt, samples, None if bad is None else str(bad))
+
+    async def _score(self, outcome: Outcome) -> None:
+        scores = await self.reward.score_group(outcome.samples)
+        for sample, score in zip(outcome.samples, scores, strict=True):
+            sample.reward = score
+        if any(score is None for score in scores):
+            outcome.dropped = "reward_timeout"
+
+
+@dataclass
+class _Progress:
+    total: int
+    callback: OnProgress | None
+    done: int = 0
+    tokens: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.done += 1
+        self.tokens += sum(s.response_len for s in outcome.samples)
+        if self.callback is not None:
+            self.callback(self.done, self.total, self.tokens)
+
+
+def check_answers(prompt: Prompt, seeds: Sequence[int], samples: Any, is_from_user: bool) -> None:
+    """VimeError if ``samples`` is not one Sample per seed, in order, with the ids and log-probs the engine sampled."""
+    expected = f"expected a flat list of {len(seeds)} Sample, one per seed, for group {prompt.group_id}"
+    if not isinstance(samples, list):
+        raise VimeError(f"returned {_shape(samples)}; {expected}")
+    if len(samples) != len(seeds) or not all(isinstance(s, Sample) for s in samples):
+        raise VimeError(f"returned {_shape(samples)}; {expected}")
+    for index, sample in enumerate(samples):
+        if (sample.group_id, sample.index) != (prompt.group_id, index):
+            raise VimeError(f"returned {sample.name} at place {index}; {expected}")
+        problem = _text_only_problem(sample) if is_from_user else _prompt_problem(sample, prompt)
+        if problem and sample.status.is_trainable:
+            raise VimeError(f"{sample.name}: {problem}")
+
+
+def _text_only_problem(sample: Sample) -> str | None:
+    """Ids made from text again are not those that were sampled, and their log-probs belong to other tokens."""
+    hint = "keep token_ids, loss_mask and rollout_log_probs as the engine returned them"
+    num_sampled = int(sample.loss_mask.sum())
+    if sample.text and sample.response_len == 0:
+        return f"has text but no response tokens: {hint}"
+    if sample.response_len > 0 and num_sampled == 0:
+        return f"has {sample.response_len} response tokens and none that the policy sampled (loss_mask): {hint}"
+    if num_sampled >= MIN_SUSPICIOUS_TOKENS and not sample.rollout_log_probs[sample.loss_mask].any():
+        return f"has {num_sampled} sampled tokens without log-probs (all are 0.0): {hint}"
+    return None
+
+
+def _prompt_problem(sample: Sample, prompt: Prompt) -> str | None:
+    if np.array_equal(sample.token_ids[: sample.prompt_len], prompt.token_ids):
+        return None
+    return f"its {sample.prompt_len} prompt tokens are not the {len(prompt.token_ids)} that were sent"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return f"a list of {len(value)} {_shape(value[0]) if isinstance(value[0], list) else type(value[0]).__name__}"
+    return "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def _failure(what: str, error: Exception, where: Mapping[int, str]) -> VimeError:
+    if isinstance(error, VimeError):
+        return VimeError(f"{what}: {error.message}; pending: {_pending(where)}", error.hint)
+    return VimeError(f"{what}: {type(error).__name__}: {error}; pending: {_pending(where)}")
+
+
+def _pending(where: Mapping[int, str]) -> str:
+    """Group ids by who has them: "engine 0: groups 3, 5; reward: groups 4"."""
+    parts = []
+    for who in sorted(set(where.values())):
+        ids = sorted(group_id for group_id, holder in where.items() if holder == who)
+        more = f" and {len(ids) - NUM_SHOWN} more" if len(ids) > NUM_SHOWN else ""
+        parts.append(f"{who}: groups {', '.join(map(str, ids[:NUM_SHOWN]))}{more}")
+    return "; ".join(parts)
