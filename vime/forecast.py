@@ -1,7 +1,7 @@
 """How much memory each process will hold, from shapes alone.
 
-Weights, gradients and optimizer are exact up to padding. Activations are an estimate. The KV cache is what the engine
-needs to run all its sequences at full length; with less it runs fewer at a time.
+Weights, gradients and optimizer are exact up to padding. Activations are an estimate. The KV cache is that of a CPU
+engine; on a GPU vLLM fills what ``vllm.gpu_memory_utilization`` allows.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from vime.backends.vllm.arguments import DEFAULT_MAX_NUM_SEQS, kv_cache_bytes, max_model_len, read_model_config
 from vime.config.schema import Config
 from vime.models import ModelSpec, rank_names
 
 BYTES = {"float32": 4, "bfloat16": 2}
-DEFAULT_NUM_SEQS = 256
-"""Sequences that an engine runs side by side unless ``vllm.max_num_seqs`` says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +92,9 @@ def _activations(config: Config, spec: ModelSpec, stage: int) -> int:
 def _engine(config: Config, spec: ModelSpec) -> ForecastRow:
     tp, size = config.rollout.engine_tp, BYTES[config.model.dtype]
     weights = sum(_local(spec, name, shape, tp) for name, shape in spec.tensors().items()) * size
-    per_token = 2 * spec.num_layers * -(-spec.num_query_groups // tp) * spec.head_dim * size
-    return ForecastRow(
-        process="engine",
-        count=config.rollout.num_engines * tp,
-        weights=weights,
-        kv_cache=int(
-            config.vllm.get("kv_cache_memory_bytes") or per_token * context_len(config, spec) * num_seqs(config)
-        ),
+    model = read_model_config(config.model.path)
+    num_seqs = int(config.vllm.get("max_num_seqs", DEFAULT_MAX_NUM_SEQS))
+    kv_cache = config.vllm.get("kv_cache_memory_bytes") or kv_cache_bytes(
+        model, max_model_len(config, model), num_seqs, config.model.dtype, tp
     )
-
-
-def context_len(config: Config, spec: ModelSpec) -> int:
-    """Longest prompt + response in tokens."""
-    if config.rollout.max_context_len is not None:
-        return config.rollout.max_context_len
-    longest = spec.max_position_embeddings
-    if config.data.max_prompt_len is None:
-        return longest
-    return min(longest, config.data.max_prompt_len + config.rollout.sampling.max_response_len)
-
-
-def num_seqs(config: Config) -> int:
-    """Sequences that one engine runs side by side, when it has enough to do."""
-    most = int(config.vllm.get("max_num_seqs", DEFAULT_NUM_SEQS))
-    return min(most, -(-config.num_samples_per_rollout // config.rollout.num_engines))
+    return ForecastRow("engine", config.rollout.num_engines * tp, weights, kv_cache=int(kv_cache))

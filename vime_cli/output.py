@@ -77,7 +77,7 @@ def dry_run(pre: Preflight, as_json: bool) -> None:
     if pre.memory:
         parts = ("weights", "gradients", "optimizer", "reference", "activations", "kv_cache", "total")
         rows = [(f"{r.count} x {r.process}", *(size(getattr(r, part)) for part in parts)) for r in pre.memory]
-        table("memory per process (activations are an estimate)", ("process", *parts), rows)
+        table("memory per process (activations are an estimate; kv_cache as on a CPU)", ("process", *parts), rows)
     print("nothing was started")
 
 

@@ -261,5 +261,6 @@ def test_memory_forecast_by_hand(inputs):
     assert trainer.optimizer == params * 8 // 2
     assert trainer.reference == params * 4
     assert engine.weights == params * 4
-    assert engine.kv_cache == 2 * 4 * 2 * 16 * 4 * 64 * 64  # k and v, layers, heads, head_dim, bytes, tokens, samples
+    per_token = 2 * 4 * 2 * 16 * 4  # k and v, layers, heads, head_dim, bytes
+    assert engine.kv_cache == 256 * 2 * 128 * per_token  # sequences, blocks of one (64 tokens and a spare), tokens
     assert engine.total == engine.weights + engine.kv_cache

@@ -127,7 +127,7 @@ def test_no_rollouts_evaluates_once_or_is_refused():
         (["debug.save_rollout_data=d_{rollout_id.pt"], "is no valid template"),
         (["debug.save_rollout_data=d_{}.pt"], "is no valid template"),
         (["debug.load_rollout_data=d.pt", "run.num_rollouts=3"], "would be read 3 times"),
-        ([RECORD, "debug.save_rollout_data=d_{rollout_id}.pt"], "written over while they are read"),
+        ([RECORD, "debug.save_rollout_data=d_{rollout_id}.pt"], "recorded rollouts are not recorded again"),
     ],
 )
 def test_settings_that_contradict_each_other(overrides, text):

@@ -249,8 +249,9 @@ def _template(c: Config, path: str) -> Iterator[Finding]:
             f"(run.num_rollouts); for example {_with_field(template)}"
         )
         yield Finding(path, text, ("run.num_rollouts",))
-    if path.endswith("save_rollout_data") and template == c.debug.load_rollout_data:
-        yield Finding(path, "is debug.load_rollout_data too: the records would be written over while they are read")
+    if path.endswith("save_rollout_data") and c.debug.load_rollout_data is not None:
+        text = "contradicts debug.load_rollout_data: recorded rollouts are not recorded again"
+        yield Finding(path, text, ("debug.load_rollout_data",))
 
 
 def _with_field(template: str) -> str:

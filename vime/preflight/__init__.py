@@ -23,8 +23,8 @@ class Preflight:
 
     problems, warnings  one line each, with setting, value and origin
     facts               label -> text
-    layers              (trainer ranks of a pipeline stage, its layers), where the layout is possible
-    memory              forecast per process
+    layers              (trainer ranks of a pipeline stage, its layers); empty where there are problems
+    memory              forecast per process; empty where there are problems
     hint                what to do about missing packages
     """
 
@@ -93,9 +93,8 @@ def _model_rules(found: Preflight, loaded: Loaded, spec: ModelSpec) -> None:
         found.add(problems)
         if reference is not None:
             found.add(check.same_architecture(loaded, spec, reference))
-    impossible = list(check.layout(loaded, spec))
-    found.add(impossible)
-    if any(line.startswith("parallel.") for line in found.problems) or loaded.concerns_invalid(["parallel"]):
+    found.add(check.layout(loaded, spec))
+    if found.problems:
         return
     if c.needs_trainer:
         found.layers = _layer_rows(loaded, spec)

@@ -96,12 +96,12 @@ def chat_template(loaded: Loaded) -> Iterator[str]:
 def data_files(loaded: Loaded) -> list[str]:
     """Prompt files of training and evaluation, row by row. Needs numpy installed (the data package does)."""
     from vime.data import check_files
+    from vime.reward import needs_label
 
     c = loaded.config
-    needs_label = c.reward.name in ("exact", "math")
-    problems = check_files(c.data, needs_label)
+    problems = check_files(c.data, needs_label(c.reward))
     if c.eval.prompts:
-        evaluation = check_files(c.data.model_copy(update={"prompts": c.eval.prompts}), needs_label)
+        evaluation = check_files(c.data.model_copy(update={"prompts": c.eval.prompts}), needs_label(c.reward))
         problems += [line.replace("data.prompts", "eval.prompts") for line in evaluation]
     return problems
 
