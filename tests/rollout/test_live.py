@@ -1,5 +1,7 @@
 """LiveRollouts over fake engines: order, refills, limits, failures."""
 
+import gc
+
 import numpy as np
 import pytest
 from fakes import FakeDataSource, FakeEngine, FakeReward, aborted, answer, sample
@@ -148,6 +150,16 @@ def test_an_engine_that_fails_ends_the_rollout_with_the_first_cause():
     assert sorted(engines[0].cancelled + engines[1].cancelled) == [0, 2, 3]
 
 
+def test_failures_after_the_first_leave_no_noise(caplog):
+    def script(prompt, index, seed):
+        raise ConnectionError(f"engine died under group {prompt.group_id}")
+
+    with pytest.raises(VimeError, match="engine 0 failed on group 0: ConnectionError: engine died under group 0"):
+        rollouts_of(FakeEngine(script)).produce(0)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 def test_time_limit_names_who_is_awaited():
     config = config_of(timeout_seconds=0.1)
     with pytest.raises(VimeError, match=r"timeout_seconds=0\.1; pending: engine 0: groups 1, 3"):
@@ -182,7 +194,7 @@ def test_header_and_progress():
     header = RolloutHeader(sampling={"temperature": 1.0})
     rollouts = rollouts_of(header=header, on_progress=lambda *numbers: seen.append(numbers))
     batch = rollouts.produce(0)
-    assert [n[:2] for n in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [n[:2] for n in seen] == [(4, 16), (8, 16), (12, 16), (16, 16)]
     assert seen[-1][2] == int(batch.response_lens_N.sum())
     assert batch.header.sampling == {"temperature": 1.0}
     assert batch.header.seed == 7
@@ -195,9 +207,13 @@ def test_resume_goes_on_with_the_next_prompts():
     second = rollouts_of()
     second.load_state_dict(first.state_dict())
     assert names(second.produce(1)) == names(first.produce(1))
+    with pytest.raises(VimeError, match="was written by a replay"):
+        rollouts_of().load_state_dict({})
 
 
 USER = """
+import gc
+
 import numpy as np
 from vime.types import Sample, Status
 

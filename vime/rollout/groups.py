@@ -27,7 +27,7 @@ Generate = Callable[..., Awaitable[list[Sample]]]
 """User function: async (engine, prompt, seeds, sampling) -> one Sample per seed, in order."""
 
 OnProgress = Callable[[int, int, int], None]
-"""Called with groups done, groups asked for, response tokens so far."""
+"""Called with samples done, samples asked for (of this round of prompts), response tokens so far."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class GroupRunner:
         engine, the user function or the reward fails, or if time runs out; it names the groups that were pending.
         """
         self._where, self._first_failure = {}, None
-        progress = _Progress(len(prompts), self.on_progress)
+        progress = _Progress(sum(map(len, seeds)), self.on_progress)
         tasks = [
             asyncio.create_task(self._group(prompt, group_seeds, sampling, progress))
             for prompt, group_seeds in zip(prompts, seeds, strict=True)
@@ -80,6 +80,9 @@ class GroupRunner:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=CANCEL_TIMEOUT_SECONDS)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # looked at, or asyncio logs every one that is not the first
         if self._first_failure is not None:
             raise _failure(*self._first_failure, where) from self._first_failure[1]
         if pending:
@@ -103,7 +106,7 @@ class GroupRunner:
             self._first_failure = self._first_failure or (f"{who} failed on group {prompt.group_id}", error)
             raise
         del self._where[prompt.group_id]
-        progress.add(outcome)
+        progress.add(len(seeds), outcome)
         return outcome
 
     async def _generate(self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None) -> Outcome:
@@ -150,8 +153,8 @@ class _Progress:
     done: int = 0
     tokens: int = 0
 
-    def add(self, outcome: Outcome) -> None:
-        self.done += 1
+    def add(self, num_samples: int, outcome: Outcome) -> None:
+        self.done += num_samples
         self.tokens += sum(s.response_len for s in outcome.samples)
         if self.callback is not None:
             self.callback(self.done, self.total, self.tokens)

@@ -59,6 +59,12 @@ class LiveRollouts:
         return {"source": self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the prompts. VimeError if the state was saved by a replay, which has no position in them."""
+        if "source" not in state:
+            raise VimeError(
+                "the checkpoint was written by a replay of recorded rollouts: it has no position in the prompts",
+                "resume it with the same debug.load_rollout_data, or start a new run from its weights",
+            )
         self._source.load_state_dict(state["source"])
 
     async def _produce(self, rollout_id: int) -> RolloutBatch:
