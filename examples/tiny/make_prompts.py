@@ -1,6 +1,6 @@
 """Make the prompts of the tiny example: every sum of two digits, for training and for evaluation alike.
 
-A hundred prompts are all there is: evaluation (greedy) asks whether the right answer has become the likeliest one.
+A hundred prompts are all there is: the evaluation measures how often each is answered rightly, not what carries over.
 """
 
 from __future__ import annotations
