@@ -93,10 +93,23 @@ def _sharded(learner: Learner, *, is_loading: bool, with_rng: bool) -> dict[str,
     out: dict[str, Any] = {}
     for number, module in enumerate(learner.model.modules):
         out[f"model{number}"] = module.sharded_state_dict(metadata=metadata)
+    _begin_adam(learner)
     out["optimizer"] = learner.optimizer.sharded_state_dict(dict(out), is_loading=is_loading, metadata=metadata)
     if with_rng:
         out["rng"] = _rng_entry()
     return out
+
+
+def _begin_adam(learner: Learner) -> None:
+    """Give torch's Adam the state it would get in its first step; before it, the distributed optimizer cannot be listed."""
+    if not learner.config.parallel.distributed_optimizer:
+        return
+    for optimizer in learner.optimizers:
+        inner = optimizer.optimizer
+        if isinstance(inner, torch.optim.Adam) and not inner.state:
+            for parameter in optimizer.get_parameters():
+                zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] = {"step": torch.zeros((), dtype=torch.float32), **zeros}
 
 
 # ---------------------------------------------------------------- facts that must agree
