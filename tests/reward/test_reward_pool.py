@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def by_text(sample):
         while True:
             pass
     if text == "c hang":
+        open(os.path.join(os.path.dirname(__file__), "hanging"), "w").close()
         ctypes.PyDLL(None).sleep(1000)  # in C, holding the interpreter's lock
     if text == "mask signals":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -234,17 +236,29 @@ ORPHAN = """
 import sys, asyncio
 sys.path.insert(0, "tests/reward")
 from test_reward_pool import Reward, RewardPool, sample
-pool = RewardPool(Reward(name="user", function="my_reward:by_text"), import_paths=[sys.argv[1]])
+pool = RewardPool(Reward(name="user", function="my_reward:by_text", timeout_seconds=2), import_paths=[sys.argv[1]])
 print(int(pool.score([[sample("pid")]])[0][0]), flush=True)
+if sys.argv[2] == "hang":
+    pool.score([[sample("c hang")]])
 sys.stdin.read()
 """
 
 
-def test_workers_end_with_their_parent(folder):
+def test_an_interrupt_of_the_terminal_does_not_reach_the_workers(pool_of):
+    assert os.getsid(int(scores(pool_of(), "pid")[0])) != os.getsid(0)
+
+
+@pytest.mark.parametrize("text", ["pid", "hang"])
+def test_workers_end_with_their_parent(folder, text):
+    marker = Path(folder, "hanging")
+    marker.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ORPHAN, folder, text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     pid = int(process.stdout.readline())
+    limit = time.monotonic() + 20
+    while text == "hang" and not marker.exists() and time.monotonic() < limit:
+        time.sleep(0.01)
     process.kill()
     process.wait(timeout=20)
     process.stdin.close()

@@ -17,10 +17,9 @@ from multiprocessing.connection import Connection
 from vime.config import schema
 from vime.errors import UsageError, VimeError
 from vime.reward.registry import needs_label, title
-from vime.reward.worker import Reply, Start
+from vime.reward.worker import START_TIMEOUT_SECONDS, Reply, Start
 from vime.types import Sample
 
-START_TIMEOUT_SECONDS = 120.0
 TIMED_OUT = Reply(problem="timeout")
 
 
@@ -146,6 +145,7 @@ class Worker:
             pass_fds=(child_reads, child_writes),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a user's function prints is talk, not data
+            start_new_session=True,  # Ctrl-C is for the parent alone; it ends its workers itself
         )
         os.close(child_reads)
         os.close(child_writes)

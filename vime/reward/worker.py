@@ -21,6 +21,7 @@ from vime.reward import registry
 from vime.reward.function import add_import_paths
 from vime.types import Sample
 
+START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 5.0
 
 
@@ -46,23 +47,32 @@ def main(read_fd: int, write_fd: int) -> None:
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())
     add_import_paths(start.import_paths)
+    end_after(START_TIMEOUT_SECONDS + GRACE_SECONDS)
     try:
         score = registry.make(start.config)
     except UsageError as error:
         replies.send_bytes(pickle.dumps(Reply(problem=error.message)))
         return
     replies.send_bytes(pickle.dumps(Reply()))
+    end_after(0.0)
     while True:
         try:
             samples = pickle.loads(requests.recv_bytes())
         except EOFError:
             return
-        # If the parent is gone and the function hangs, nobody is left to end this process: let the kernel do it.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, start.config.timeout_seconds + GRACE_SECONDS)
+        end_after(start.config.timeout_seconds + GRACE_SECONDS)
         reply = answer(score, samples, start.config.per_group)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        end_after(0.0)
         replies.send_bytes(pickle.dumps(reply))
+
+
+def end_after(seconds: float) -> None:
+    """Let the kernel end this process after ``seconds`` (0: never).
+
+    The parent does so sooner; if it is gone and the function hangs, nobody else is left to do it.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def answer(score: registry.Score, samples: Sequence[Sample], per_group: bool) -> Reply:
