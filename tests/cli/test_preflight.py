@@ -32,7 +32,7 @@ def test_a_good_run_has_no_problem_and_says_what_it_is(inputs):
 
 def test_interleaved_layers_are_listed_per_stage(inputs):
     found = check("parallel.pp=2", "parallel.vpp=2")
-    assert found.layers == [("stage 0, ranks 0", "layer 0; layer 2"), ("stage 1, ranks 1", "layer 1; layer 3")]
+    assert found.layers == [("stage 0, rank 0", "layer 0; layer 2"), ("stage 1, rank 1", "layer 1; layer 3")]
 
 
 def test_missing_model_folder(inputs):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vime.config.load import Loaded
+from vime.config.load import PRINT_CONFIG_HINT, Loaded
 from vime.config.rules import batch_arithmetic
 from vime.errors import ConfigError
 from vime.forecast import ForecastRow, forecast
@@ -25,7 +25,7 @@ class Preflight:
     facts               label -> text
     layers              (trainer ranks of a pipeline stage, its layers); empty where there are problems
     memory              forecast per process; empty where there are problems
-    hint                what to do about missing packages
+    hint                where to look, where settings are wrong
     """
 
     problems: list[str] = field(default_factory=list)
@@ -51,6 +51,7 @@ def preflight(loaded: Loaded, command: str, *, resume: str | None = None, is_dry
     In a dry run libraries that are not installed are a warning, otherwise a problem.
     """
     found = Preflight(list(loaded.problems), list(loaded.warnings))
+    found.hint = PRINT_CONFIG_HINT if loaded.problems else None
     found.add(*check.native_names(loaded))
     spec, problems = check.model(loaded, "model.path")
     found.add(problems)
@@ -107,8 +108,8 @@ def _layer_rows(loaded: Loaded, spec: ModelSpec) -> list[tuple[str, str]]:
     width = p.world_size // p.pp
     rows = []
     for stage, chunks in enumerate(layer_map(spec, p)):
-        ranks = f"{stage * width}-{(stage + 1) * width - 1}" if width > 1 else str(stage)
-        rows.append((f"stage {stage}, ranks {ranks}", "; ".join(_span(chunk) for chunk in chunks)))
+        ranks = f"ranks {stage * width}-{(stage + 1) * width - 1}" if width > 1 else f"rank {stage}"
+        rows.append((f"stage {stage}, {ranks}", "; ".join(_span(chunk) for chunk in chunks)))
     return rows
 
 

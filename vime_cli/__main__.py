@@ -1,0 +1,5 @@
+"""``python -m vime_cli``: the ``vime`` command."""
+
+from vime_cli.app import main
+
+main()
