@@ -104,6 +104,13 @@ def test_bad_input_exits_with_2(inputs, wrong):
     assert errors(result)
 
 
+def test_without_arguments_the_required_settings_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = vime("train")
+    assert result.exit_code == 2
+    assert [line.split(" ")[1] for line in errors(result)] == ["model.path:", "data.prompts:"]
+
+
 def test_unknown_option_exits_with_2():
     assert vime("train", "--nonesuch").exit_code == 2
 

@@ -87,6 +87,8 @@ def context(loaded: Loaded, spec: ModelSpec) -> tuple[list[str], list[str]]:
 
 
 def chat_template(loaded: Loaded) -> Iterator[str]:
+    if loaded.concerns_invalid(["model.path"]):
+        return
     folder = Path(loaded.config.model.path)
     if loaded.config.data.apply_chat_template and folder.is_dir() and not model_folder.has_chat_template(folder):
         text = "needs a chat template, and the tokenizer of model.path has none; set it to false for plain text prompts"
