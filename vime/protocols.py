@@ -84,4 +84,4 @@ class WeightTransport(Protocol):
     """Carries the trainer's weights into every engine, as a transaction."""
 
     def sync(self, version: int) -> WeightManifest:
-        """Engines generate with ``version`` on return. If names, shapes or dtypes disagree: raises, no engine touched."""
+        """Engines generate with ``version`` on return. If names, shapes or dtypes differ: raises, no engine touched."""

@@ -36,8 +36,12 @@ class RaySession:
 
     @classmethod
     def start(cls, config: Config) -> RaySession:
-        address = config.cluster.ray_address or os.environ.get("RAY_ADDRESS" if _inside_ray_job() else "", None)
-        return cls._connect(address) if address else cls._embedded(config)
+        address = config.cluster.ray_address or (os.environ.get("RAY_ADDRESS") if _inside_ray_job() else None)
+        on_termination = signal.getsignal(signal.SIGTERM)
+        try:
+            return cls._connect(address) if address else cls._embedded(config)
+        finally:  # ray.init sets a handler of its own, which would end the run before it has cleaned up
+            signal.signal(signal.SIGTERM, on_termination)
 
     @classmethod
     def _embedded(cls, config: Config) -> RaySession:

@@ -56,7 +56,7 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
                 stack.callback(engines.shutdown)
                 introduce_engines(say, infos)
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, observer, stack)
-        transport = _transport(config, trainer, engines, stack)
+        transport = _transport(config, trainer, engines, say, stack)
         yield Parts(rollouts, trainer, transport, evaluation)
 
 
@@ -134,7 +134,7 @@ class SavedRollouts:
 
 
 def _transport(
-    config: Config, trainer: RayTrainer | None, engines: RayEngines | None, stack: ExitStack
+    config: Config, trainer: RayTrainer | None, engines: RayEngines | None, say: Progress, stack: ExitStack
 ) -> ShmTransport | None:
     if trainer is None or engines is None:
         return None
@@ -144,6 +144,7 @@ def _transport(
         engines.engines,
         config.weights.verify,
         config.weights.timeout_seconds,
+        say.note,
     )
     stack.callback(transport.close)
     return transport

@@ -36,6 +36,7 @@ class ShmTransport:
                      order of ``trainer_specs``, and returns the manifest of what was written. However many pipeline
                      stages the trainer has, they go through this one call.
     trainer_specs    names, shapes, dtypes of those tensors
+    report           called with one line per successful sync
     engines          each named "engine i" in messages, or by its ``name``
     """
 
@@ -46,12 +47,14 @@ class ShmTransport:
         engines: Sequence[WeightReceiver],
         verify: str = "full",
         timeout_seconds: float = 300.0,
+        report: Callable[[str], None] = log.info,
     ) -> None:
         self.write = write
         self.plan = BufferPlan.of(trainer_specs)
         self.engines = {getattr(e, "name", f"engine {i}"): e for i, e in enumerate(engines)}
         self.verify = verify
         self.timeout_seconds = timeout_seconds
+        self.report = report
         self._buffer: SharedBuffer | None = None
 
     def sync(self, version: int) -> WeightManifest:
@@ -80,13 +83,9 @@ class ShmTransport:
             "updating the weights", lambda e: e.update_weights(version, buffer.path, tensors, self.verify)
         )
         counts = self._compare(sent, answers)
-        log.info(
-            "weights v%d: %d tensors, %.1f MB, %s, %.2f s",
-            version,
-            len(sent.tensors),
-            sent.num_bytes / 1e6,
-            counts,
-            time.perf_counter() - started,
+        self.report(
+            f"weights v{version}: {len(sent.tensors)} tensors, {sent.num_bytes / 1e6:.1f} MB, {counts}, "
+            f"{time.perf_counter() - started:.2f} s"
         )
         return sent
 

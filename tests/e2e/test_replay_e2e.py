@@ -1,0 +1,97 @@
+"""`vime rollout` without Megatron, `vime replay` without vLLM, and the same step under other layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import vime
+
+from vime.metrics import read_jsonl
+
+BLOCKER = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {name!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+LAYOUTS = {
+    "tp2": ["parallel.tp=2"],
+    "pp2": ["parallel.pp=2"],
+    "dp2": ["parallel.dp=2"],
+    "tp2 x pp2": ["parallel.tp=2", "parallel.pp=2"],
+}
+
+
+def without(name: str, folder: Path) -> str:
+    """A PYTHONPATH under which ``name`` cannot be imported, in any process."""
+    (folder / "sitecustomize.py").write_text(BLOCKER.format(name=name))
+    return str(folder)
+
+
+def first_step(run_dir: Path) -> dict[str, float]:
+    return next(row for row in read_jsonl(run_dir / "metrics.jsonl") if "train/loss" in row)
+
+
+@pytest.mark.slow
+def test_rollout_needs_no_megatron(workspace, tmp_path, uninterrupted):
+    template = tmp_path / "data_{rollout_id}.pt"
+    command = vime(
+        "rollout",
+        workspace / "run.toml",
+        "-n2",
+        f"run.dir={tmp_path / 'run'}",
+        "--save",
+        template,
+        PYTHONPATH=without("megatron", tmp_path),
+    )
+    assert command.process.returncode == 0, command.text
+    from vime.record import read
+
+    mine, trained = read(tmp_path / "data_0.pt"), read(workspace / "records/data_0.pt")
+    assert mine.token_ids_T.tolist() == trained.token_ids_T.tolist()
+    assert mine.rewards_N.tolist() == trained.rewards_N.tolist()
+    assert (tmp_path / "data_1.pt").exists()
+
+
+@pytest.mark.slow
+def test_replay_needs_no_vllm_and_repeats_the_recorded_steps_bitwise(workspace, tmp_path, uninterrupted):
+    command = vime(
+        "replay",
+        workspace / "run.toml",
+        f"run.dir={tmp_path / 'run'}",
+        "checkpoint.export_hf=true",
+        "--load",
+        workspace / "records/data_{rollout_id}.pt",
+        PYTHONPATH=without("vllm", tmp_path),
+    )
+    assert command.process.returncode == 0, command.text
+    names = ["train/loss", "train/grad_norm", "rollout/log_probs", "rollout/ref_log_probs", "train/pg_loss"]
+    recorded = [r for r in read_jsonl(uninterrupted[1] / "metrics.jsonl") if "train/loss" in r]
+    replayed = read_jsonl(tmp_path / "run/metrics.jsonl")
+    assert [[r[n] for n in names] for r in replayed] == [[r[n] for n in names] for r in recorded]
+    weights = "hf/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (uninterrupted[1] / weights).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_agrees_with_one_process(workspace, tmp_path, uninterrupted, layout):
+    command = vime(
+        "replay",
+        workspace / "run.toml",
+        "-n1",
+        f"run.dir={tmp_path / 'run'}",
+        *LAYOUTS[layout],
+        "--load",
+        workspace / "records/data_{rollout_id}.pt",
+    )
+    assert command.process.returncode == 0, command.text
+    one, other = first_step(uninterrupted[1]), first_step(tmp_path / "run")
+    for name in ("train/loss", "train/grad_norm"):
+        assert other[name] == pytest.approx(one[name], rel=1e-5)
+    assert other["rollout/log_probs"] == pytest.approx(one["rollout/log_probs"], abs=1e-6)
+    assert other["rollout/kl"] == 0.0
