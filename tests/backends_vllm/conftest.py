@@ -67,4 +67,6 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def dense(host: EngineHost, models: dict[str, Path]) -> Engine:
-    return Engine(host, "dense", make_config(str(models["dense"])))
+    # blocks of 32 tokens: prompts of the tests are long enough to be cached
+    vllm = {"max_num_seqs": 64, "kv_cache_memory_bytes": 64 << 20, "block_size": 32}
+    return Engine(host, "dense", make_config(str(models["dense"]), vllm=vllm))

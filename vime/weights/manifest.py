@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,11 +39,14 @@ def layer_of(name: str) -> tuple[str, int | None]:
 
 def digest(tensor: torch.Tensor) -> str:
     """blake3, 64 hex digits, of the tensor's contiguous little-endian bytes."""
-    import torch
     from blake3 import blake3
 
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return blake3(flat.view(torch.uint8).numpy()).hexdigest() if flat.numel() else blake3(b"").hexdigest()
+    data = tensor.detach().cpu().contiguous()
+    # Not Tensor.numpy(): it pins the storage's size for good, and a sleeping engine must free its weights.
+    if data.numel() == 0:
+        return blake3(b"").hexdigest()
+    memory = (ctypes.c_ubyte * data.nbytes).from_address(data.data_ptr())
+    return blake3(memoryview(memory).cast("B")).hexdigest()
 
 
 def entry_of(name: str, tensor: torch.Tensor, source_name: str = "") -> TensorEntry:

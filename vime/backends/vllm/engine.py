@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -78,6 +80,7 @@ class VllmEngine:
         if unknown:
             raise UsageError(f"vllm.{unknown[0]} is not an argument of vLLM {vllm.__version__} (AsyncEngineArgs)")
         vllm_config = vllm.AsyncEngineArgs(**arguments).create_engine_config()
+        logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
         with forking_dies_with_parent():
             self._llm = vllm.AsyncLLMEngine.from_vllm_config(vllm_config, disable_log_stats=True)
         self.max_model_len = vllm_config.model_config.max_model_len
@@ -267,13 +270,14 @@ class VllmEngine:
                 f"engine {self.index} cannot sleep with {len(self._running)} requests running", "abort them"
             )
         await self.pause()
+        version, self.weight_version = self.weight_version, None
+        self.no_weights_reason = "it is going to sleep"
         if self.on_cpu:
             await self._rpc("vime_sleep", level)
         else:
             await self._limited(llm.sleep(level=level, mode="keep"), "sleep")
         self._asleep_at = level
-        self._version_before_sleep = self.weight_version if level == 1 else None
-        self.weight_version = None
+        self._version_before_sleep = version if level == 1 else None
         self.no_weights_reason = f"it sleeps at level {level}"
 
     async def wake(self) -> None:
@@ -389,8 +393,19 @@ class VllmEngine:
         return required_specs(self.index, headers, await self._rpc("vime_trace", rows))
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         call = self._require_started().collective_rpc(method, args=args)
-        return await self._limited(call, method, self.config.weights.timeout_seconds)
+        try:
+            return await self._limited(call, method, self.config.weights.timeout_seconds)
+        except EngineDeadError as error:
+            raise self._dead() from error
+        except VimeError:
+            raise
+        except Exception as error:  # vLLM sends a worker's exception back as text
+            raise VimeError(
+                f"engine {self.index}: {method} failed in a worker: {error}", "see its log above"
+            ) from error
 
     # ---- shared --------------------------------------------------------------------------------------------------
 
