@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import ranks
 
 from vime.config.schema import Config
 from vime.types import RolloutBatch, Sample, StepStats, TrainData
@@ -132,3 +133,254 @@ def layout(rank: int, world_size: int, port: int, settings: Config, vocab: int, 
             made.describe(),
             made.weight_specs(),
         )
+
+
+def save_and_go_on(rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int) -> dict[str, Any]:
+    """Two steps, save, one more step."""
+    rollout = batch(vocab=vocab)
+    with trainer(settings, rank, world_size, port) as made:
+        scored = log_probs(made, rollout)
+        for seed in (3, 4):
+            made.step(train_data(rollout, scored, seed))
+        made.save(path, {"cursor": 7})
+        saved = arrays(made.named_weights())
+        stats = made.step(train_data(rollout, scored, 5))
+        return {"scored": scored, "saved": saved, "stats": stats, "after": arrays(made.named_weights())}
+
+
+def resume(
+    rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int, scored: np.ndarray
+) -> dict[str, Any]:
+    """Load, then the third step."""
+    rollout = batch(vocab=vocab)
+    with trainer(settings, rank, world_size, port) as made:
+        ref = log_probs(made, rollout, "ref")
+        state = made.load(path)
+        loaded = arrays(made.named_weights())
+        same_ref = np.array_equal(ref, log_probs(made, rollout, "ref"))
+        stats = made.step(train_data(rollout, scored, 5))
+        after = arrays(made.named_weights())
+        return {"state": state, "loaded": loaded, "same_ref": same_ref, "stats": stats, "after": after}
+
+
+def refusal(rank: int, world_size: int, port: int, settings: Config, path: str | None = None) -> str:
+    """The message of the VimeError that building, or loading ``path``, raises."""
+    from vime.errors import VimeError
+
+    try:
+        with trainer(settings, rank, world_size, port) as made:
+            if path is not None:
+                made.load(path)
+    except VimeError as error:
+        return error.message
+    finally:
+        from vime.backends.megatron import parallel
+
+        parallel.shutdown()
+    return "no error"
+
+
+def overlap(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
+    """One step; weights as exported, and as they lie in memory before the parameter gather."""
+    from vime.backends.megatron import weights
+
+    rollout = batch()
+    with trainer(settings, rank, world_size, port) as made:
+        stats = made.step(train_data(rollout, log_probs(made, rollout)))
+        stale = arrays(weights.export(made.policy))
+        return {"stats": stats, "stale": stale, "weights": arrays(made.named_weights())}
+
+
+def steps(rank: int, world_size: int, port: int, settings: Config, budgets: list[int]) -> list[dict[str, Any]]:
+    """The same step under several token budgets."""
+    rollout = batch()
+    out = []
+    scored: np.ndarray | None = None
+    for budget in budgets:
+        train = settings.train.model_copy(update={"max_tokens_per_micro_batch": budget})
+        with trainer(settings.model_copy(update={"train": train}), rank, world_size, ranks.free_port()) as made:
+            own = log_probs(made, rollout)
+            scored = own if scored is None else scored
+            still = train_data(
+                rollout, scored, advantages_T=np.zeros_like(own), old_log_probs_T=own, ref_log_probs_T=own
+            )
+            at_rest = made.step(still)
+            stats = made.step(train_data(rollout, scored))
+            out.append({"scored": own, "at_rest": at_rest, "stats": stats, "gradients": arrays(made.named_gradients())})
+    return out
+
+
+def snapshot(made: Any) -> list[np.ndarray]:
+    """Every weight and optimizer state of this rank, as bits."""
+    out = [p.detach().clone().numpy() for module in made.policy.modules for p in module.parameters()]
+    for optimizer in made.learner.optimizers:
+        for state in optimizer.optimizer.state.values():
+            out += [np.array(value.numpy(), copy=True) for value in state.values()]
+    return out
+
+
+def edge_steps(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
+    """Steps that must not change anything, in one process: no token, a bad advantage, a bad weight; and case T13."""
+    from vime.backends.megatron.weights import named_parameters
+    from vime.errors import VimeError
+
+    out: dict[str, Any] = {}
+    rollout = batch()
+    with trainer(settings, rank, world_size, port) as made:
+        scored = log_probs(made, rollout)
+        good = train_data(rollout, scored)
+        made.step(good)
+        before = snapshot(made)
+        nothing = np.zeros_like(good.loss_weight_T)
+        out["masked"] = made.step(train_data(rollout, scored, loss_weight_T=nothing, normalizer=0.0))
+        advantages = good.advantages_T.copy()
+        at = int(np.flatnonzero(good.loss_weight_T[rollout.offsets[3] :])[0] + rollout.offsets[3])
+        advantages[at] = np.nan
+        bad = train_data(rollout, scored, advantages_T=advantages)
+        try:
+            out["nan"] = made.step(bad)
+        except VimeError as error:
+            out["nan"] = error.message
+        off_mask = good.advantages_T.copy()
+        off_mask[rollout.offsets[3]] = np.inf  # a prompt token: no weight
+        out["same"] = all(np.array_equal(a, b) for a, b in zip(before, snapshot(made), strict=True))
+        out["off_mask"] = made.step(train_data(rollout, scored, advantages_T=off_mask))
+        weight = dict(named_parameters(made.policy))["decoder.layers.1.mlp.linear_fc2.weight"]
+        weight.data[0, 0] = np.nan
+        try:
+            out["nan_weight"] = made.step(good)
+        except VimeError as error:
+            out["nan_weight"] = error.message
+    return out
+
+
+def first_answer_token(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
+    """Case T13: a prompt of 3 and an answer of 2 tokens."""
+    sample = Sample(0, 0, np.array([5, 6, 7, 8, 9]), 3, np.array([0, 0, 0, 1, 1]), np.zeros(5))
+    rollout = RolloutBatch.from_samples(0, [sample])
+    with trainer(settings, rank, world_size, port) as made:
+        scored = log_probs(made, rollout)
+        shifted = scored + np.array([9, 9, 9, 0.01, 0.02], np.float32)
+        ones = np.ones(5, np.float32)
+        return {
+            "scored": scored,
+            "stats": made.step(
+                train_data(rollout, scored, advantages_T=ones, old_log_probs_T=shifted, ref_log_probs_T=scored)
+            ),
+        }
+
+
+def export(rank: int, world_size: int, port: int, settings: Config, path: str) -> np.ndarray:
+    """One step, then a Hugging Face folder; returns the policy's log-probs."""
+    rollout = batch(vocab=131)
+    with trainer(settings, rank, world_size, port) as made:
+        made.step(train_data(rollout, log_probs(made, rollout)))
+        made.export(path)
+        return log_probs(made, rollout)
+
+
+def bare(rank: int, world_size: int, port: int) -> dict[str, Any]:
+    """Pure checks that need megatron imported: fix-ups, derived keys, layer maps, offload mechanism, log-probs."""
+    import dataclasses
+
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from vime.backends.megatron import cpu_redirect, derived, offload
+
+    unknown = {}
+    for cls, keys in (
+        (TransformerConfig, derived.DERIVED_TRANSFORMER),
+        (OptimizerConfig, derived.DERIVED_OPTIMIZER),
+        (DistributedDataParallelConfig, derived.DERIVED_DDP),
+    ):
+        unknown[cls.__name__] = sorted(keys.keys() - {f.name for f in dataclasses.fields(cls)})
+    from megatron.core import jit
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    for module in (jit, megatron_random):
+        cpu_redirect.apply_fixup(module)  # raises where a target is gone
+    base = torch.arange(12.0)
+    views, buffer = [base[:4], base[6:]], torch.ones(5)
+    off = offload.empty(views, [buffer])
+    num_bytes, emptied = off.num_bytes, base.untyped_storage().size() + buffer.untyped_storage().size()
+    offload.refill(off)
+    return {
+        "unknown": unknown,
+        "num_bytes": num_bytes,
+        "emptied": emptied,
+        "refilled": (base.tolist(), views[1].tolist(), buffer.tolist()),
+        "torch_untouched": torch.cuda.is_available.__module__,
+    }
+
+
+def layer_offsets(rank: int, world_size: int, port: int, cases: list[tuple[int, dict[str, Any]]]) -> list[Any]:
+    """Megatron's own layer ids per [pp rank][virtual stage]."""
+    import torch
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    out = []
+    for num_layers, layout_ in cases:
+        made = TransformerConfig(
+            num_layers=num_layers,
+            hidden_size=8,
+            num_attention_heads=2,
+            pipeline_model_parallel_size=layout_["pp"],
+            virtual_pipeline_model_parallel_size=layout_.get("vpp"),
+            num_layers_in_first_pipeline_stage=layout_.get("num_layers_in_first_stage"),
+            num_layers_in_last_pipeline_stage=layout_.get("num_layers_in_last_stage"),
+            pipeline_dtype=torch.float32,
+        )
+        stages = [None] if layout_.get("vpp") is None else list(range(layout_["vpp"]))
+        placed = []
+        for pp_rank in range(layout_["pp"]):
+            chunks = []
+            for stage in stages:
+                at = get_transformer_layer_offset(made, vp_stage=stage, pp_rank=pp_rank)
+                count = get_num_layers_to_build(made, vp_stage=stage, pp_rank=pp_rank)
+                chunks.append(list(range(at, at + count)))
+            placed.append(chunks)
+        out.append(placed)
+    return out
+
+
+def vocab_parallel(rank: int, world_size: int, port: int, temperature: float) -> dict[str, Any]:
+    """Log-probs, entropy and gradient of 37 entries over the ranks (the last rank padded), as arrays of this rank."""
+    import torch
+    import torch.distributed as dist
+
+    from vime.backends.megatron.log_probs import log_probs_and_entropy
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    try:
+        rows, vocab = 9, 37
+        width = -(-vocab // world_size)
+        generator = torch.Generator().manual_seed(0)
+        full = torch.randn(rows, width * world_size, generator=generator) * 4
+        target = torch.randint(0, vocab, (rows,), generator=generator)
+        weights = torch.randn(2, rows, generator=generator)
+        mine = full[:, rank * width : (rank + 1) * width].clone().requires_grad_()
+        kept = mine.detach().clone()
+        lp, entropy = log_probs_and_entropy(mine, target, dist.group.WORLD, temperature, vocab, True)
+        (weights[0] * lp + weights[1] * entropy).sum().backward()
+        without = log_probs_and_entropy(mine.detach(), target, dist.group.WORLD, temperature, vocab, False)[0]
+        exact = full[:, :vocab].double().requires_grad_()
+        log_p = (exact / temperature).log_softmax(-1)
+        want = log_p.gather(1, target[:, None])[:, 0]
+        want_entropy = -(log_p.exp() * log_p).sum(-1)
+        (weights[0] * want + weights[1] * want_entropy).sum().backward()
+        grad = torch.nn.functional.pad(exact.grad, (0, width * world_size - vocab))
+        grad = grad[:, rank * width : (rank + 1) * width]
+        return {
+            "log_probs": (lp - want).abs().max().item(),
+            "entropy": (entropy - want_entropy).abs().max().item(),
+            "gradient": (mine.grad - grad).abs().max().item(),
+            "untouched": torch.equal(mine.detach(), kept),
+            "same_without_entropy": torch.equal(without, lp.detach()),
+        }
+    finally:
+        dist.destroy_process_group()

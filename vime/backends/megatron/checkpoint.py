@@ -7,7 +7,9 @@ and the kind of optimizer (plain or distributed) must be the same.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from megatron.core.dist_checkpointing import ShardedObject
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron import manifest
@@ -94,14 +97,54 @@ def _sharded(learner: Learner, *, is_loading: bool, with_rng: bool) -> dict[str,
     for number, module in enumerate(learner.model.modules):
         out[f"model{number}"] = module.sharded_state_dict(metadata=metadata)
     _begin_adam(learner)
-    out["optimizer"] = learner.optimizer.sharded_state_dict(dict(out), is_loading=is_loading, metadata=metadata)
+    with _true_offsets(learner):
+        out["optimizer"] = learner.optimizer.sharded_state_dict(dict(out), is_loading=is_loading, metadata=metadata)
     if with_rng:
         out["rng"] = _rng_entry()
     return out
 
 
+@contextmanager
+def _true_offsets(learner: Learner) -> Iterator[None]:
+    """Keep the padding between buckets in the distributed optimizer's flat state while it is cut into parameters.
+
+    Megatron 0.16.1 drops that padding but cuts at offsets that count it: with a tied model and a pipeline (the shared
+    embedding has a bucket of its own), or with several buckets, all states behind the first bucket are saved shifted,
+    with no more than a warning. Delete when ``get_parameter_state_dp_zero`` keeps offsets.
+    """
+    if not learner.config.parallel.distributed_optimizer:
+        yield
+        return
+    for optimizer in learner.optimizers:
+        optimizer.get_parameter_state_dp_zero = partial(_padded_state, optimizer, optimizer.get_parameter_state_dp_zero)
+    try:
+        yield
+    finally:
+        for optimizer in learner.optimizers:
+            del optimizer.get_parameter_state_dp_zero
+
+
+def _padded_state(optimizer: Any, compact_state: Callable[..., Any], **options: Any) -> Any:
+    state = compact_state(**options)
+    for number, buffer in enumerate(optimizer.buffers):
+        for tensors in state[number].values():
+            for key in ("param", "exp_avg", "exp_avg_sq"):
+                tensors[key] = _spread(tensors[key], buffer)
+    return state
+
+
+def _spread(compact: Tensor, buffer: Any) -> Tensor:
+    """Move each bucket's part to the offset that the bucket has in the buffer."""
+    spread = torch.zeros(buffer.numel, dtype=compact.dtype, device=compact.device)
+    at = 0
+    for bucket in buffer.buckets:
+        spread[bucket.offset : bucket.offset + bucket.numel_unpadded] = compact[at : at + bucket.numel_unpadded]
+        at += bucket.numel_unpadded
+    return spread
+
+
 def _begin_adam(learner: Learner) -> None:
-    """Give torch's Adam the state it would get in its first step; before it, the distributed optimizer cannot be listed."""
+    """Give torch's Adam the state of its first step; without it the distributed optimizer cannot list its entries."""
     if not learner.config.parallel.distributed_optimizer:
         return
     for optimizer in learner.optimizers:
