@@ -16,6 +16,7 @@ from vime import device
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
+from vime.backends.vllm.processes import DeathWatch, ProcessDied, forking_dies_with_parent
 from vime.backends.vllm.sampling import (
     StopIds,
     collect_stop_ids,
@@ -52,6 +53,7 @@ class VllmEngine:
         self.weight_version: int | None = None
         self.no_weights_reason = "the engine is not started"
         self._llm: AsyncLLM | None = None
+        self._watch: DeathWatch | None = None
         self._asleep_at: int | None = None
         self._version_before_sleep: int | None = None
         self._buffers: list[dict[str, str]] = []
@@ -73,8 +75,6 @@ class VllmEngine:
         """
         import vllm
 
-        from vime.backends.vllm.processes import forking_dies_with_parent
-
         arguments = engine_arguments(self.config, self.on_cpu)
         unknown = sorted(set(arguments) - set(vllm.AsyncEngineArgs.__dataclass_fields__))
         if unknown:
@@ -83,6 +83,7 @@ class VllmEngine:
         logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
         with forking_dies_with_parent():
             self._llm = vllm.AsyncLLMEngine.from_vllm_config(vllm_config, disable_log_stats=True)
+        self._watch = DeathWatch(self.pids)
         self.max_model_len = vllm_config.model_config.max_model_len
         self._tokenizer = self._llm.get_tokenizer()
         self._stop = collect_stop_ids(
@@ -118,7 +119,7 @@ class VllmEngine:
 
     async def check_health(self) -> None:
         """Raises VimeError naming the engine if its processes are dead."""
-        if self._llm is None or self._llm.errored:
+        if self._require_started().errored or self._require_watch().dead:
             raise self._dead()
 
     async def shutdown(self) -> None:
@@ -129,6 +130,7 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         self.weight_version, self.no_weights_reason = None, "the engine is shut down"
         if llm is not None:
+            self._require_watch().close()
             processes = list(llm.engine_core.resources.engine_manager.processes)
             llm.shutdown(timeout=SHUTDOWN_SECONDS)
             for process in processes:
@@ -186,9 +188,10 @@ class VllmEngine:
         self._running.add(request_id)
         output = None
         try:
-            async for answer in llm.generate({"type": "token", "prompt_token_ids": ids}, params, request_id):
-                output = answer
-        except (EngineDeadError, EngineGenerateError) as error:
+            with self._require_watch().watching():
+                async for answer in llm.generate({"type": "token", "prompt_token_ids": ids}, params, request_id):
+                    output = answer
+        except (EngineDeadError, EngineGenerateError, ProcessDied) as error:
             raise self._dead() from error
         finally:
             self._running.discard(request_id)
@@ -340,7 +343,8 @@ class VllmEngine:
         self.no_weights_reason = f"the update to version {version} is not complete"
         update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp)
         try:
-            received, held = await update.run(verify)
+            seconds = self.config.weights.timeout_seconds
+            received, held = await self._limited(update.run(verify), "weight update", seconds)
             await self._require_buffers()
         except Exception as error:
             self.no_weights_reason = f"the update to version {version} failed: {type(error).__name__}: {error}"
@@ -393,13 +397,9 @@ class VllmEngine:
         return required_specs(self.index, headers, await self._rpc("vime_trace", rows))
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         call = self._require_started().collective_rpc(method, args=args)
         try:
             return await self._limited(call, method, self.config.weights.timeout_seconds)
-        except EngineDeadError as error:
-            raise self._dead() from error
         except VimeError:
             raise
         except Exception as error:  # vLLM sends a worker's exception back as text
@@ -410,8 +410,13 @@ class VllmEngine:
     # ---- shared --------------------------------------------------------------------------------------------------
 
     async def _limited(self, call: Awaitable[Any], what: str, seconds: float = CONTROL_SECONDS) -> Any:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         try:
-            return await asyncio.wait_for(call, seconds)
+            with self._require_watch().watching():
+                return await asyncio.wait_for(call, seconds)
+        except (EngineDeadError, ProcessDied) as error:
+            raise self._dead() from error
         except TimeoutError as error:
             raise VimeError(f"engine {self.index}: {what} did not end within {seconds:.0f} s") from error
 
@@ -419,6 +424,11 @@ class VllmEngine:
         if self._llm is None:
             raise VimeError(f"engine {self.index} is not running: {self.no_weights_reason}")
         return self._llm
+
+    def _require_watch(self) -> DeathWatch:
+        if self._watch is None:
+            raise VimeError(f"engine {self.index} is not running: {self.no_weights_reason}")
+        return self._watch
 
     def _require_weights(self) -> None:
         if self.weight_version is None:
@@ -428,7 +438,7 @@ class VllmEngine:
             )
 
     def _dead(self) -> VimeError:
-        pids = self.pids if self._llm is not None else []
+        pids = self._watch.dead if self._watch is not None else []
         return VimeError(f"engine {self.index} is dead (engine-core process {pids} ended)", "see its log above")
 
 
