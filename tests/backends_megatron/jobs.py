@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import ranks
 
+import vime.backends.megatron  # noqa: F401 - the redirect, before any job imports megatron
 from vime.config.schema import Config
 from vime.types import RolloutBatch, Sample, StepStats, TrainData
 
@@ -215,7 +216,7 @@ def snapshot(made: Any) -> list[np.ndarray]:
     out = [p.detach().clone().numpy() for module in made.policy.modules for p in module.parameters()]
     for optimizer in made.learner.optimizers:
         for state in optimizer.optimizer.state.values():
-            out += [np.array(value.numpy(), copy=True) for value in state.values()]
+            out += [value.clone().numpy() for value in state.values()]  # numpy() pins a storage to its size
     return out
 
 
@@ -252,6 +253,31 @@ def edge_steps(rank: int, world_size: int, port: int, settings: Config) -> dict[
         except VimeError as error:
             out["nan_weight"] = error.message
     return out
+
+
+def offload_round_trip(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
+    """Empty and refill everything a real trainer holds (forced, on the CPU too), then step."""
+    from vime.backends.megatron import offload
+
+    rollout = batch()
+    with trainer(settings, rank, world_size, port) as made:
+        data = train_data(rollout, log_probs(made, rollout))
+        made.step(data)
+        before, ref = snapshot(made), log_probs(made, rollout, "ref")
+        emptied = offload.empty(*offload.tensors_of(made.learner, made.reference))
+        held = [p for module in made.policy.modules for p in module.parameters()]
+        left = sum(t.untyped_storage().size() for p in held for t in (p, p.main_grad))
+        num_bytes = emptied.num_bytes
+        offload.refill(emptied)
+        return {
+            "left": left,
+            "num_bytes": num_bytes,
+            "same": all(np.array_equal(a, b) for a, b in zip(before, snapshot(made), strict=True)),
+            "same_ref": np.array_equal(ref, log_probs(made, rollout, "ref")),
+            "on_cpu": (made.offload(), made.onload()),
+            "loss": made.step(data).loss,
+            "memory": made.memory(),
+        }
 
 
 def first_answer_token(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
@@ -353,12 +379,15 @@ def vocab_parallel(rank: int, world_size: int, port: int, temperature: float) ->
     import torch
     import torch.distributed as dist
 
+    from vime.backends.megatron import log_probs as log_probs_module
     from vime.backends.megatron.log_probs import log_probs_and_entropy
 
+    at_once = log_probs_module._ELEMENTS_AT_ONCE
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     try:
         rows, vocab = 9, 37
         width = -(-vocab // world_size)
+        log_probs_module._ELEMENTS_AT_ONCE = 4 * width  # three chunks, the last one short
         generator = torch.Generator().manual_seed(0)
         full = torch.randn(rows, width * world_size, generator=generator) * 4
         target = torch.randint(0, vocab, (rows,), generator=generator)
@@ -383,4 +412,5 @@ def vocab_parallel(rank: int, world_size: int, port: int, temperature: float) ->
             "same_without_entropy": torch.equal(without, lp.detach()),
         }
     finally:
+        log_probs_module._ELEMENTS_AT_ONCE = at_once
         dist.destroy_process_group()

@@ -1,16 +1,22 @@
 """Log-prob of given tokens, and entropy, from logits that are split over the vocabulary.
 
-Axes: T tokens, V vocabulary entries on this tensor-parallel rank. megatron's vocab_parallel_cross_entropy is not used
-because it overwrites float32 logits in place, after which no entropy can be had from them.
+Axes: T tokens, V vocabulary entries on this tensor-parallel rank. Works through a few rows at a time, so that beside
+the logits and their gradient nothing of size T x V is held. megatron's vocab_parallel_cross_entropy is not used: it
+overwrites float32 logits in place, after which no entropy can be had from them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_ELEMENTS_AT_ONCE = 1 << 22
+"""16 MiB of float32: a chunk of rows and its temporaries stay near the cache."""
 
 
 def log_probs_and_entropy(
@@ -25,7 +31,35 @@ def log_probs_and_entropy(
 
     Entries beyond ``vocab_size`` pad the last rank and have probability 0. Without ``with_entropy`` the second is 0.
     """
-    return _LogProbs.apply(logits_TV, targets_T, group, temperature, vocab_size, with_entropy)
+    first = group.rank() * logits_TV.shape[-1]
+    scale = _Scale(temperature, vocab_size - first)
+    is_here_T = (targets_T >= first) & (targets_T < first + logits_TV.shape[-1])
+    index_T = torch.where(is_here_T, targets_T - first, 0)
+    return _LogProbs.apply(logits_TV, index_T, is_here_T, group, scale, with_entropy)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What turns raw logits of this rank into those of the distribution."""
+
+    temperature: float
+    num_real: int
+
+    def __call__(self, logits_RV: Tensor) -> Tensor:
+        """float32 logits / temperature, -inf from column ``num_real`` on. Never writes to the argument."""
+        z_RV = logits_RV.float()
+        if self.temperature != 1.0:
+            z_RV = z_RV / self.temperature
+        if self.num_real < z_RV.shape[-1]:
+            z_RV = z_RV.clone()
+            z_RV[:, max(self.num_real, 0) :] = float("-inf")
+        return z_RV
+
+
+def _chunks(logits_TV: Tensor) -> Iterator[slice]:
+    num_tokens, width = logits_TV.shape
+    step = max(1, _ELEMENTS_AT_ONCE // width)
+    return (slice(start, start + step) for start in range(0, num_tokens, step))
 
 
 class _LogProbs(torch.autograd.Function):
@@ -33,58 +67,54 @@ class _LogProbs(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits_TV: Tensor,
-        targets_T: Tensor,
+        index_T: Tensor,
+        is_here_T: Tensor,
         group: dist.ProcessGroup,
-        temperature: float,
-        vocab_size: int,
+        scale: _Scale,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        num_local = logits_TV.shape[-1]
-        first = group.rank() * num_local
-        z = _scaled(logits_TV, temperature, vocab_size - first)
-        peak = z.amax(-1)
+        peak_T = torch.cat([scale(logits_TV[rows]).amax(-1) for rows in _chunks(logits_TV)])
         if group.size() > 1:
-            dist.all_reduce(peak, dist.ReduceOp.MAX, group=group)
-        exp = (z - peak[:, None]).exp_()
-        is_here = (targets_T >= first) & (targets_T < first + num_local)
-        index = torch.where(is_here, targets_T - first, 0)
-        picked = torch.where(is_here, z.gather(1, index[:, None])[:, 0] - peak, 0.0)
-        total = exp.sum(-1)
-        weighted = (
-            (exp.mul_(z.clamp_min(torch.finfo(z.dtype).min))).sum(-1) if with_entropy else torch.zeros_like(total)
-        )
-        # One buffer, of one shape whatever is asked, so that the order of gloo's sums never depends on with_entropy.
-        sums = torch.stack([total, picked, weighted])
+            dist.all_reduce(peak_T, dist.ReduceOp.MAX, group=group)
+        # Rows: sum of exp, target's logit, logits weighted with exp. One buffer, of one shape whatever is asked, so
+        # that the order of gloo's sums never depends on with_entropy.
+        sums = torch.zeros(3, len(index_T), dtype=torch.float32, device=logits_TV.device)
+        for rows in _chunks(logits_TV):
+            z_RV = scale(logits_TV[rows])
+            peak_R = peak_T[rows, None]
+            sums[1, rows] = torch.where(is_here_T[rows], (z_RV.gather(1, index_T[rows, None]) - peak_R)[:, 0], 0.0)
+            exp_RV = (z_RV - peak_R).exp_()
+            sums[0, rows] = exp_RV.sum(-1)
+            if with_entropy:
+                sums[2, rows] = exp_RV.mul_(_finite(z_RV)).sum(-1)
         if group.size() > 1:
             dist.all_reduce(sums, group=group)
-        log_sum = sums[0].log()
-        entropy = peak + log_sum - sums[2] / sums[0] if with_entropy else torch.zeros_like(log_sum)
-        ctx.save_for_backward(z, peak + log_sum, entropy, is_here, index)
-        ctx.temperature, ctx.dtype = temperature, logits_TV.dtype
-        return sums[1] - log_sum, entropy
+        log_sum_T = sums[0].log()
+        entropy_T = peak_T + log_sum_T - sums[2] / sums[0] if with_entropy else torch.zeros_like(log_sum_T)
+        ctx.save_for_backward(logits_TV, peak_T + log_sum_T, entropy_T, is_here_T, index_T)
+        ctx.scale = scale
+        return sums[1] - log_sum_T, entropy_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        z, log_total, entropy, is_here, index = ctx.saved_tensors
-        grad_log_prob, grad_entropy = grads
-        log_p = z - log_total[:, None]
-        p = log_p.exp()
-        out = torch.zeros_like(z)
-        if grad_entropy is not None:
-            out -= grad_entropy[:, None] * p * (log_p.clamp_min(torch.finfo(z.dtype).min) + entropy[:, None])
-        if grad_log_prob is not None:
-            out -= p.mul_(grad_log_prob[:, None])
-            out.scatter_add_(1, index[:, None], torch.where(is_here, grad_log_prob, 0.0)[:, None])
-        return (out / ctx.temperature).to(ctx.dtype), None, None, None, None, None
+        logits_TV, log_total_T, entropy_T, is_here_T, index_T = ctx.saved_tensors
+        grad_log_prob_T, grad_entropy_T = grads
+        out_TV = torch.empty_like(logits_TV)
+        for rows in _chunks(logits_TV):
+            log_p_RV = ctx.scale(logits_TV[rows]) - log_total_T[rows, None]
+            p_RV = log_p_RV.exp()
+            out_RV = torch.zeros_like(p_RV)
+            if grad_entropy_T is not None:
+                out_RV -= grad_entropy_T[rows, None] * p_RV * (_finite(log_p_RV) + entropy_T[rows, None])
+            if grad_log_prob_T is not None:
+                out_RV -= p_RV.mul_(grad_log_prob_T[rows, None])
+                mine_R = torch.where(is_here_T[rows], grad_log_prob_T[rows], 0.0)
+                out_RV.scatter_add_(1, index_T[rows, None], mine_R[:, None])
+            out_TV[rows] = out_RV / ctx.scale.temperature
+        return out_TV, None, None, None, None, None
 
 
-def _scaled(logits_TV: Tensor, temperature: float, num_real: int) -> Tensor:
-    """float32 logits / temperature, -inf from column ``num_real`` on. Never writes to the argument."""
-    z = logits_TV.float()
-    if temperature != 1.0:
-        z = z / temperature
-    if num_real < z.shape[-1]:
-        z = z.clone()
-        z[:, max(num_real, 0) :] = float("-inf")
-    return z
+def _finite(x: Tensor) -> Tensor:
+    """-inf becomes the lowest number, so that probability 0 times it is 0."""
+    return x.clamp_min(torch.finfo(x.dtype).min)

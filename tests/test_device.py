@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+from vime import device
+
+
+def test_kind_backend_and_current_agree():
+    assert (device.kind(), device.backend()) in {("cpu", "gloo"), ("cuda", "nccl")}
+    assert device.current().type == device.kind() == device.select(0).type
+    device.synchronize()
+    device.empty_cache()
+
+
+def test_memory_grows_with_what_is_held():
+    before = device.memory()["rss"]
+    held = np.ones(64 * 2**20, np.uint8)
+    assert device.memory()["rss"] - before > held.nbytes // 2
+
+
+def test_seed_covers_python_numpy_and_torch():
+    import random
+
+    import torch
+
+    def draw() -> tuple[float, float, float]:
+        device.seed(2**40 + 3)
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    assert draw() == draw()
+
+
+def test_import_is_light():
+    code = "import sys, vime.device; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "False\n"
