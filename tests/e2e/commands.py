@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ class Command:
 
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex
+        self.seen: set[int] = set()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, MARK: self.id}
         self.lines: list[str] = []
         self.process = subprocess.Popen(
@@ -39,6 +41,13 @@ class Command:
             text=True,
             start_new_session=True,
         )
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Remember every process below: some overwrite their environment, and with it the mark, with their title."""
+        while self.process.poll() is None:
+            self.seen |= family(marked(self.id))
+            time.sleep(0.5)
 
     def wait_for_line(self, pattern: str) -> str:
         """Read on until a line matches. Fails, with what was printed, if the command ends first."""
@@ -66,17 +75,24 @@ class Command:
 
     def pids(self, name: str = "") -> list[int]:
         """Living processes of this command whose title or command line contains ``name``."""
-        return [pid for pid in marked(self.id) if name in title(pid)]
+        self.seen |= family(marked(self.id))
+        return [pid for pid in self.seen if is_alive(pid) and name in title(pid)]
 
     def one(self, name: str) -> int:
         """The pid of the only process called ``name``."""
         (pid,) = self.pids(name)
         return pid
 
+    def child_of(self, name: str) -> int:
+        """The pid of the only child of the process called ``name`` (Ray's title sticks to what it forks)."""
+        actors = self.pids(name)
+        (pid,) = [pid for pid in actors if int(stat(pid)[1]) in actors]
+        return pid
+
     def left_behind(self, patience_seconds: float = 10) -> list[str]:
         """Processes still there after the end; killed, so that no test disturbs the next."""
         deadline = time.monotonic() + patience_seconds
-        while (pids := marked(self.id)) and time.monotonic() < deadline:
+        while (pids := self.pids()) and time.monotonic() < deadline:
             time.sleep(0.1)
         names = [f"{pid} {title(pid)}" for pid in pids]
         for pid in pids:
@@ -92,17 +108,45 @@ def vime(*arguments: object, **environment: str) -> Command:
     return command
 
 
-def marked(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
+def marked(mark: str) -> set[int]:
+    """Living processes with the mark in their environment."""
+    found = set()
+    for pid in processes():
         try:
-            environment = (entry / "environ").read_bytes()
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if f"{MARK}={mark}".encode() in environment and state != "Z":
-            found.append(int(entry.name))
+        if f"{MARK}={mark}".encode() in environment and is_alive(pid):
+            found.add(pid)
     return found
+
+
+def family(pids: set[int]) -> set[int]:
+    """``pids`` and everything below them."""
+    children: dict[int, list[int]] = {}
+    for pid in processes():
+        children.setdefault(int(stat(pid)[1]), []).append(pid)
+    found, new = set(), set(pids)
+    while new:
+        found |= new
+        new = {child for pid in new for child in children.get(pid, [])} - found
+    return found
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def stat(pid: int) -> list[str]:
+    """state, parent, ... of a process; a dead one has state X and parent 0."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
+
+
+def is_alive(pid: int) -> bool:
+    return stat(pid)[0] not in "XZ"
 
 
 def title(pid: int) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from commands import Command, vime
@@ -93,7 +94,7 @@ def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, workspace, tmp_pat
 def test_a_killed_engine_is_named(workspace, tmp_path):
     command = Command(["train", workspace / "run.toml", f"run.dir={tmp_path / 'run'}", "run.num_rollouts=5000"])
     command.wait_for_line(r"^rollout 1/5000 ")
-    os.kill(command.one("VLLM::EngineCore"), signal.SIGKILL)
+    os.kill(command.child_of("ray::EngineActor"), signal.SIGKILL)
     assert command.finish(BOUND_SECONDS) == 3
     assert "engine 0" in "\n".join(command.lines[-3:])
     assert command.left_behind() == []
@@ -126,3 +127,37 @@ def test_a_failing_reward_function_ends_the_run_with_its_name(workspace, tmp_pat
     assert command.process.returncode == 3
     assert "user (my_reward:score)" in "\n".join(command.lines[-3:])
     assert "SystemExit" in "\n".join(command.lines[-3:])
+
+
+@pytest.mark.slow
+def test_colocated_and_served_gives_the_same_numbers(uninterrupted, workspace, tmp_path):
+    """Engines drop and regain their weights around each step; the OpenAI endpoint is there meanwhile."""
+    run_dir = tmp_path / "run"
+    command = Command(
+        [
+            "train",
+            workspace / "run.toml",
+            f"run.dir={run_dir}",
+            "run.num_rollouts=2",
+            "cluster.colocate=true",
+            "rollout.serve_openai=true",
+            "checkpoint.save_interval=1",
+        ]
+    )
+    url = command.wait_for_line("serves the OpenAI API at").split()[-1]
+    with urlopen(f"{url}/models", timeout=20) as answer:
+        assert json.load(answer)["data"]
+    assert command.finish() == 0, command.text
+    assert command.left_behind() == []
+    assert numbers(run_dir) == numbers(uninterrupted[1])[:2]
+
+
+@pytest.mark.slow
+def test_num_rollouts_0_evaluates_once(workspace, tmp_path):
+    """Case T28."""
+    run_dir = tmp_path / "run"
+    prompts = f'eval.prompts=["{workspace / "prompts.jsonl"}"]'
+    command = vime("train", workspace / "run.toml", f"run.dir={run_dir}", "run.num_rollouts=0", prompts)
+    assert command.process.returncode == 0, command.text
+    (row,) = read_jsonl(run_dir / "metrics.jsonl")
+    assert row["eval/num_prompts"] == 10

@@ -66,9 +66,6 @@ class RayEngine:
     async def wake(self) -> None:
         await self._call("wake")
 
-    async def serve_openai(self) -> str:
-        return await self._call("serve_openai")
-
     async def memory(self) -> dict[str, int]:
         return await self._call("memory")
 
@@ -95,6 +92,12 @@ class RayEngines:
         for info in infos.values():
             self._session.watch(info["pids"])
         return [infos[e.name] for e in self.engines]
+
+    def serve_openai(self) -> list[str]:
+        """Serve every engine's OpenAI-compatible endpoint; returns the URLs in order."""
+        refs = {e.name: e.actor.call.remote("serve_openai") for e in self.engines}
+        urls = gather(refs, self.config.cluster.start_timeout_seconds, "serving the OpenAI API")
+        return [urls[e.name] for e in self.engines]
 
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
         """End the engines in order, so that they leave nothing behind; the session ends what does not answer."""

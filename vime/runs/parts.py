@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
 from vime.cluster.engines import RayEngines
 from vime.cluster.placement import place
 from vime.cluster.session import RaySession
@@ -19,6 +20,7 @@ from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
 from vime.log import Progress
 from vime.loop import Parts
+from vime.models import load_spec
 from vime.observe import Observer
 from vime.protocols import Rollouts
 from vime.record.recorded import RecordedRollouts
@@ -55,9 +57,24 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             if engines is not None:
                 stack.callback(engines.shutdown)
                 introduce_engines(say, infos)
+                if config.rollout.serve_openai:
+                    for engine, url in zip(engines.engines, engines.serve_openai(), strict=True):
+                        say.note(f"{engine.name} serves the OpenAI API at {url}/v1")
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, observer, stack)
         transport = _transport(config, trainer, engines, say, stack)
-        yield Parts(rollouts, trainer, transport, evaluation)
+        parts = Parts(rollouts, trainer, transport, evaluation)
+        yield _colocated(parts, trainer, engines) if config.cluster.colocate else parts
+
+
+def _colocated(parts: Parts, trainer: RayTrainer | None, engines: RayEngines | None) -> Parts:
+    if trainer is None or engines is None or parts.transport is None:
+        return parts  # alone on the devices
+    return replace(
+        parts,
+        rollouts=ColocatedRollouts(parts.rollouts, engines.engines, trainer),
+        trainer=ColocatedTrainer(trainer),
+        transport=ColocatedTransport(parts.transport, engines.engines, trainer),
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,7 @@ def _read_prompts(config: Config) -> Prompts | None:
     tokenizer = load_tokenizer(config.model.path)
     options: dict[str, Any] = {
         "seed": config.run.seed,
-        "context_len": config.rollout.max_context_len,
+        "context_len": config.rollout.max_context_len or load_spec(config.model.path).max_position_embeddings,
         "needs_label": needs_label(config.reward),
     }
     source = PromptSource(config.data, tokenizer, **options)

@@ -1,0 +1,91 @@
+"""Trainer and engines on the same devices: three wrappers around the seams, each freeing one side for the other.
+
+Awake at any time: the engines from a weight sync until the rollout is there, the trainer from then until the next sync.
+On CPUs there is no device to free: the engines really drop and regain their weights, the trainer stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vime.cluster.engines import RayEngine
+from vime.cluster.trainer import RayTrainer
+from vime.protocols import Rollouts, WeightTransport
+from vime.types import RolloutBatch, StepStats, WeightManifest
+
+WEIGHTS_DROPPED = 2  # sleep level: the next sync carries every weight
+
+
+@dataclass
+class ColocatedRollouts:
+    """After each rollout the engines sleep and the trainer returns to the device."""
+
+    inner: Rollouts
+    engines: Sequence[RayEngine]
+    trainer: RayTrainer
+
+    def produce(self, rollout_id: int) -> RolloutBatch:
+        batch = self.inner.produce(rollout_id)
+        asyncio.run(_all(self.engines, "sleep", WEIGHTS_DROPPED))
+        self.trainer.onload()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+@dataclass
+class ColocatedTransport:
+    """Before each sync the engines wake, after it the trainer leaves the device."""
+
+    inner: WeightTransport
+    engines: Sequence[RayEngine]
+    trainer: RayTrainer
+    are_engines_awake: bool = True
+
+    def sync(self, version: int) -> WeightManifest:
+        if not self.are_engines_awake:
+            asyncio.run(_all(self.engines, "wake"))
+        manifest = self.inner.sync(version)
+        self.trainer.offload()
+        self.are_engines_awake = False  # the rollout that follows puts them to sleep
+        return manifest
+
+
+@dataclass
+class ColocatedTrainer:
+    """Checkpoints and exports are asked for while the engines have the device: the trainer returns for that long."""
+
+    inner: RayTrainer
+
+    def log_probs(self, batch: RolloutBatch, of: str = "policy") -> np.ndarray:
+        return self.inner.log_probs(batch, of)
+
+    def step(self, data: Any) -> StepStats:
+        return self.inner.step(data)
+
+    def load(self, path: str) -> dict[str, Any]:
+        return self.inner.load(path)
+
+    def save(self, path: str, state: dict[str, Any]) -> None:
+        self._on_device("save", path, state)
+
+    def export(self, path: str) -> None:
+        self._on_device("export", path)
+
+    def _on_device(self, method: str, *args: Any) -> None:
+        self.inner.onload()
+        getattr(self.inner, method)(*args)
+        self.inner.offload()
+
+
+async def _all(engines: Sequence[RayEngine], method: str, *args: Any) -> None:
+    await asyncio.gather(*(getattr(engine, method)(*args) for engine in engines))
