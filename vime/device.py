@@ -37,6 +37,8 @@ def select(local_rank: int) -> torch.device:
     import torch
 
     if kind() == "cuda":
+        # Tensor parallelism overlaps communication only if kernels keep the order in which they were launched.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     return current()
 

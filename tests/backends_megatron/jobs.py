@@ -174,10 +174,6 @@ def refusal(rank: int, world_size: int, port: int, settings: Config, path: str |
                 made.load(path)
     except VimeError as error:
         return error.message
-    finally:
-        from vime.backends.megatron import parallel
-
-        parallel.shutdown()
     return "no error"
 
 
@@ -278,6 +274,45 @@ def offload_round_trip(rank: int, world_size: int, port: int, settings: Config) 
             "loss": made.step(data).loss,
             "memory": made.memory(),
         }
+
+
+def late(rank: int, world_size: int, port: int, settings: Config) -> str:
+    """Rank 1 does not take part in the step."""
+    import time
+
+    from vime.errors import VimeError
+
+    rollout = batch()
+    with trainer(settings, rank, world_size, port) as made:
+        data = train_data(rollout, log_probs(made, rollout))
+        try:
+            if rank == 0:
+                made.step(data)
+            else:
+                time.sleep(2 * settings.train.step_timeout_seconds)
+        except VimeError as error:
+            return error.message
+    return "no error"
+
+
+def unreadable(rank: int, world_size: int, port: int, settings: Config) -> list[str]:
+    """Messages for a sample beyond the context, and for a token beyond the vocabulary (131 of 131, padded to 132)."""
+    from vime.errors import VimeError
+
+    said = []
+    wrong = batch(vocab=131)
+    wrong.token_ids_T[wrong.offsets[2] + 4] = 131
+    with trainer(settings, rank, world_size, port) as made:
+        for rollout in (batch((20, 600)), wrong):
+            for call in (
+                lambda rollout=rollout: made.log_probs(rollout),
+                lambda rollout=rollout: made.step(train_data(rollout, np.zeros(rollout.num_tokens))),
+            ):
+                try:
+                    call()
+                except VimeError as error:
+                    said.append(error.message)
+    return said
 
 
 def first_answer_token(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
@@ -414,3 +449,9 @@ def vocab_parallel(rank: int, world_size: int, port: int, temperature: float) ->
     finally:
         log_probs_module._ELEMENTS_AT_ONCE = at_once
         dist.destroy_process_group()
+
+
+def silent(rank: int, world_size: int, port: int) -> None:
+    import time
+
+    time.sleep(60)

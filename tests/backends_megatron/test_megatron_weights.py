@@ -86,6 +86,8 @@ def test_impossible_layouts_and_derived_keys_are_refused_together(pool, tiny):
         "megatron.ddp.average_in_collective",
     ]
     assert "wrong gradients" in said[0]
+    unknown = jobs.config(tiny(), megatron={"transformer": {"attention_backend": "flesh"}})
+    assert "attention_backend = 'flesh': not one of flash, fused, unfused" in pool.run(1, jobs.refusal, unknown)[0]
     too_wide = pool.run(1, jobs.refusal, jobs.config(tiny(), parallel={"tp": 3}))[0]
     assert "parallel.tp = 3: does not divide num_attention_heads = 4 (try 1, 2, 4)" in too_wide
     assert "4 trainer" not in too_wide

@@ -19,7 +19,7 @@ from vime import device
 from vime.backends.megatron.derived import DERIVED_DDP, DERIVED_OPTIMIZER, DERIVED_TRANSFORMER
 from vime.backends.megatron.spec import block_spec
 from vime.config.schema import Config, Parallel
-from vime.errors import ConfigError
+from vime.errors import ConfigError, UsageError
 from vime.models import ModelSpec, check_layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -97,8 +97,15 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     }
     given = dict(config.megatron.transformer)
     if isinstance(given.get("attention_backend"), str):
-        given["attention_backend"] = AttnBackend[given["attention_backend"]]
+        given["attention_backend"] = _attention_backend(given["attention_backend"])
     return TransformerConfig(**{**options, **given})
+
+
+def _attention_backend(name: str) -> AttnBackend:
+    if name not in AttnBackend.__members__:
+        known = ", ".join(AttnBackend.__members__)
+        raise UsageError(f"megatron.transformer.attention_backend = {name!r}: not one of {known}")
+    return AttnBackend[name]
 
 
 def _model_options(spec: ModelSpec) -> dict[str, Any]:

@@ -16,12 +16,22 @@ import importlib.machinery
 import os
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vime.errors import VimeError
 
 PACKAGE = "megatron.core"
+KNOWN_NOISE = (
+    # Said by every rank at import. What is really used is in MegatronRank.describe(); a GPU without them is refused.
+    r"(Transformer Engine and )?Apex (is|are) not installed",
+    r"full scope is deprecated",
+    r"When using async grad allreduce it is recommended to set the environment variable",
+    r"The \.grad attribute of a Tensor that is not a leaf Tensor",  # 0.16.1 reads it to set it to None
+    r"Please use DTensor instead and we are deprecating ShardedTensor",
+    r"`torch\.distributed\.\w+` is deprecated",
+)
 _NAME_IN_MODULE = "__vime_cpu__"
 
 
@@ -32,6 +42,8 @@ def install() -> None:
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
+    for message in KNOWN_NOISE:
+        warnings.filterwarnings("ignore", message=message, module=r"megatron\.core|torch\.distributed")
     early = sorted(name for name in sys.modules if _is_megatron(name))
     if early and not _has_cuda():
         raise VimeError(
@@ -62,8 +74,7 @@ class _Stream:
     def __enter__(self) -> _Stream:
         return self
 
-    def __exit__(self, *args: Any) -> bool:
-        return False
+    def __exit__(self, *args: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., _Stream]:
         if name.startswith("__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -44,7 +43,7 @@ def init(
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         context_parallel_size=parallel.cp,
-        distributed_timeout_minutes=max(1, math.ceil(timeout_seconds / 60)),
+        distributed_timeout_minutes=timeout_seconds / 60,  # becomes a timedelta: fractions are fine
     )
     device.seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -6,6 +6,7 @@ Every method is a collective: all ranks call it with the same arguments, in the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from vime.backends.megatron.build import Model, build_model, check_config
 from vime.backends.megatron.forward import compute_log_probs, make_micro
 from vime.backends.megatron.step import build_learner, train_step
 from vime.config.schema import Config
-from vime.errors import UsageError
+from vime.errors import UsageError, VimeError
 from vime.models import layer_of, load_spec, megatron_name
 from vime.train.packing import pack_tokens, plan_micro_batches
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
@@ -31,7 +32,7 @@ class MegatronRank:
     """
 
     def __init__(self, config: Config, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
-        self.config = config
+        self.config, self.rank = config, rank
         self.spec = load_spec(config.model.path)
         check_config(self.spec, config)
         torch.set_num_threads(config.cluster.threads_per_trainer)
@@ -44,11 +45,15 @@ class MegatronRank:
             config.train.step_timeout_seconds,
             config.run.seed,
         )
-        policy = build_model(self.spec, config)
-        self._accounting = {"policy": weights.load(policy, config.model.path)}
-        self.learner = build_learner(policy, config)
-        self.reference = self._build_reference() if config.uses_reference else None
         self._offloaded: offload.Offloaded | None = None
+        try:
+            policy = build_model(self.spec, config)
+            self._accounting = {"policy": weights.load(policy, config.model.path)}
+            self.learner = build_learner(policy, config)
+            self.reference = self._build_reference() if config.uses_reference else None
+        except BaseException:
+            parallel.shutdown()
+            raise
 
     @property
     def policy(self) -> Model:
@@ -94,6 +99,8 @@ class MegatronRank:
         Rows are the samples of this data-parallel rank; None on ranks that do not own results.
         """
         model = self._model(of)
+        names = [f"{group}/{index}" for group, index in zip(batch.group_ids_N, batch.indices_N, strict=True)]
+        self._check_tokens(batch.offsets, batch.token_ids_T, names)
         layout = self.config.parallel
         if of == "policy":
             self.learner.gather_parameters()
@@ -103,7 +110,8 @@ class MegatronRank:
         )[parallel.dp_rank()]
         packs = [pack_tokens(batch.offsets, batch.token_ids_T, rows) for rows in plan]
         micros = [make_micro(i, tokens, ends, layout, None) for i, (tokens, ends) in enumerate(packs)]
-        found = compute_log_probs(model, micros, self.config.rollout.sampling.temperature)
+        with self._with_others(f"log_probs of {of}"):
+            found = compute_log_probs(model, micros, self.config.rollout.sampling.temperature)
         if not parallel.owns_results():
             return None
         used = [i for i, rows in enumerate(plan) if len(rows)]
@@ -121,9 +129,51 @@ class MegatronRank:
             )
         return self.reference
 
+    def _check_tokens(self, offsets: np.ndarray, token_ids_T: np.ndarray, names: list[str]) -> None:
+        """Raise VimeError for a sample the model cannot read: neither would raise by itself under every layout."""
+        longest = int(np.diff(offsets).max(initial=0))
+        if longest > self.spec.max_position_embeddings:
+            row = int(np.diff(offsets).argmax())
+            raise VimeError(
+                f"sample {names[row]}: {longest} tokens, the model has {self.spec.max_position_embeddings} positions",
+                "lower rollout.max_context_len",
+            )
+        is_bad_T = (token_ids_T < 0) | (token_ids_T >= self.spec.vocab_size)
+        if is_bad_T.any():
+            at = int(is_bad_T.argmax())
+            row = int(np.searchsorted(offsets, at, side="right") - 1)
+            last = self.spec.vocab_size - 1
+            raise VimeError(
+                f"sample {names[row]}: token {at - offsets[row]} is {token_ids_T[at]}, outside 0..{last}",
+                "the tokenizer, or the recorded rollout, belongs to another model",
+            )
+
     def step(self, data: TrainData) -> StepStats:
         """One optimizer step; the same statistics on every rank. See ``step.train_step`` for what stops or skips it."""
-        return train_step(self.learner, data)
+        self._check_tokens(data.offsets, data.token_ids_T, data.sample_ids)
+        with self._with_others("step"):
+            return train_step(self.learner, data)
+
+    @contextmanager
+    def _with_others(self, what: str) -> Iterator[None]:
+        """Say what was waited for when another rank is late or gone."""
+        try:
+            yield
+        except RuntimeError as error:  # gloo and nccl raise nothing more specific
+            reason = str(error)
+            limit = self.config.train.step_timeout_seconds
+            if "imed out" in reason or "imeout" in reason:
+                raise VimeError(
+                    f"trainer rank {self.rank}: {what} waited longer than train.step_timeout_seconds = {limit:g} for "
+                    "another rank",
+                    "look at the stacks of all trainer ranks: one of them hangs, or is not in the same call",
+                ) from error
+            if "Connection closed" in reason or "Connection reset" in reason or "Broken pipe" in reason:
+                raise VimeError(
+                    f"trainer rank {self.rank}: another trainer process ended during {what}",
+                    "the log of the process that ended first has the reason",
+                ) from error
+            raise
 
     # ------------------------------------------------------------ weights
 
@@ -143,8 +193,9 @@ class MegatronRank:
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, full tensor on the CPU, contiguous) in one order on every rank. Iterate to the end."""
-        self.learner.gather_parameters()
-        return weights.export(self.policy)
+        with self._with_others("named_weights"):
+            self.learner.gather_parameters()
+            yield from weights.export(self.policy)
 
     def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """float32 gradients of the last step, clipped if it was clipped. Plain optimizer only (it holds whole ones)."""
@@ -156,11 +207,13 @@ class MegatronRank:
 
     def save(self, path: str, state: dict[str, Any]) -> None:
         """Write a checkpoint folder, complete or not at all. ``load`` returns ``state``, plain JSON data."""
-        checkpoint.save(self.learner, path, state)
+        with self._with_others("save"):
+            checkpoint.save(self.learner, path, state)
 
     def load(self, path: str) -> dict[str, Any]:
         """Resume: bitwise in the same layout, resharded in another. The reference stays as it was built."""
-        return checkpoint.load(self.learner, path)
+        with self._with_others("load"):
+            return checkpoint.load(self.learner, path)
 
     def export(self, path: str) -> None:
         """Write a Hugging Face folder of the policy."""
