@@ -15,6 +15,7 @@ from vime.align.first_step import engine_equals_trainer, reference_equals_policy
 from vime.config.schema import Config
 from vime.log import Phase, Progress
 from vime.metrics import Metrics
+from vime.models import load_spec
 from vime.record.writer import write
 from vime.rollout.statistics import SpreadWatch, statistics, warnings
 from vime.train.statistics import log_prob_metrics
@@ -76,7 +77,9 @@ class Observer:
             self.verify_first_step = False
             self.checks = [
                 reference_equals_policy(batch, old_T, ref_T if self.config.model.ref_path is None else None),
-                engine_equals_trainer(batch, old_T, self.config.model.dtype),
+                engine_equals_trainer(
+                    batch, old_T, self.config.model.dtype, load_spec(self.config.model.path).num_layers
+                ),
             ]
             for check in self.checks:
                 say = self.progress.warn if check.verdict == Verdict.FAIL else self.progress.note

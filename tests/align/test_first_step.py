@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vime.align.first_step import engine_equals_trainer, reference_equals_policy
+from vime.align.first_step import engine_equals_trainer, engine_limit, reference_equals_policy
 from vime.types import RolloutBatch, Sample, Verdict
 
 
@@ -31,14 +31,22 @@ def test_differences_off_the_mask_do_not_count():
 def test_engine_band_follows_the_dtype():
     log_probs = np.full(8, -1.0, np.float32)
     log_probs[7] -= 1e-3
-    assert engine_equals_trainer(batch(), log_probs, "bfloat16").verdict == Verdict.PASS
-    check = engine_equals_trainer(batch(), log_probs, "float32")
+    assert engine_equals_trainer(batch(), log_probs, "bfloat16", 4).verdict == Verdict.PASS
+    check = engine_equals_trainer(batch(), log_probs, "float32", 4)
     assert check.verdict == Verdict.FAIL
     assert "sample 5/1 position 3" in check.evidence[0]
+
+
+def test_the_float32_band_grows_with_depth():
+    assert engine_limit("float32", 2) == engine_limit("float32", 4) == 1e-5
+    log_probs = np.full(8, -1.0, np.float32)
+    log_probs[7] -= 4e-5
+    assert engine_equals_trainer(batch(), log_probs, "float32", 30).verdict == Verdict.PASS
+    assert engine_equals_trainer(batch(), log_probs, "float32", 4).verdict == Verdict.FAIL
 
 
 def test_nothing_to_compare_is_not_a_pass():
     zeros = np.zeros(8, np.float32)
     assert reference_equals_policy(batch(), zeros, None).verdict == Verdict.SKIP
     assert reference_equals_policy(batch(masked=False), zeros, zeros).verdict == Verdict.NOT_TESTED
-    assert engine_equals_trainer(batch(masked=False), zeros, "float32").verdict == Verdict.NOT_TESTED
+    assert engine_equals_trainer(batch(masked=False), zeros, "float32", 4).verdict == Verdict.NOT_TESTED
