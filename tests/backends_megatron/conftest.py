@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import random_models
 import ranks
-import tiny_models
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = f"{family}-{is_tied}-{vocab_size}-{sorted(changes.items())}"
         if key not in made:
             folder = root / str(len(made))
-            made[key] = tiny_models.make(folder, family, is_tied=is_tied, vocab_size=vocab_size, **changes)
+            made[key] = random_models.make(folder, family, is_tied=is_tied, vocab_size=vocab_size, **changes)
         return made[key]
 
     return get

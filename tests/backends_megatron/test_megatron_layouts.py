@@ -5,7 +5,7 @@ from __future__ import annotations
 import jobs
 import numpy as np
 import pytest
-import tiny_models
+import random_models
 
 # family, tied, vocabulary (131 needs padding rows under tp 2)
 MODELS = [
@@ -45,7 +45,7 @@ def single(pool, tiny):
             family, is_tied, vocab = model
             folder = tiny(family, is_tied, vocab)
             rollout = jobs.batch(vocab=vocab)
-            hf = tiny_models.hf_log_probs(folder, [s.token_ids for s in rollout.samples()])
+            hf = random_models.hf_log_probs(folder, [s.token_ids for s in rollout.samples()])
             known[model] = pool.run(1, jobs.layout, jobs.config(folder), vocab, hf)[0], hf
         return known[model]
 
@@ -59,7 +59,7 @@ def _same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 def _check_start(outcome: jobs.Outcome, folder) -> None:
     """Weights out are weights in by position and name; policy is reference; at rest nothing moves."""
-    _same_bits(outcome.before, tiny_models.tensors(folder))
+    _same_bits(outcome.before, random_models.tensors(folder))
     assert np.array_equal(outcome.policy, outcome.ref)
     assert outcome.at_rest.grad_norm == 0.0
     assert outcome.at_rest.metrics["train/kl_loss"] == 0.0

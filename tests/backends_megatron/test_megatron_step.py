@@ -5,7 +5,7 @@ from __future__ import annotations
 import jobs
 import numpy as np
 import pytest
-import tiny_models
+import random_models
 
 
 def test_nothing_depends_on_packing_or_micro_batches(pool, tiny):
@@ -25,8 +25,8 @@ def test_temperature_divides_the_logits(pool, tiny):
     sampling = {"sampling": {"temperature": 0.7}}
     outcome = pool.run(1, jobs.steps, jobs.config(tiny(), rollout=sampling), [1000])[0][0]
     sequences = [s.token_ids for s in jobs.batch().samples()]
-    assert np.abs(outcome["scored"] - tiny_models.hf_log_probs(tiny(), sequences, 0.7)).max() < 1e-5
-    assert np.abs(outcome["scored"] - tiny_models.hf_log_probs(tiny(), sequences)).max() > 0.1
+    assert np.abs(outcome["scored"] - random_models.hf_log_probs(tiny(), sequences, 0.7)).max() < 1e-5
+    assert np.abs(outcome["scored"] - random_models.hf_log_probs(tiny(), sequences)).max() > 0.1
     assert outcome["at_rest"].grad_norm == 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jobs
 import numpy as np
 import pytest
-import tiny_models
+import random_models
 
 LAST = "model.layers.3.mlp.down_proj.weight"
 
@@ -37,11 +37,11 @@ FAULTS = {
 
 def test_faulty_folders_are_refused(pool, tiny, tmp_path):
     for number, (edit, messages) in enumerate(FAULTS.values()):
-        folder = tiny_models.rewrite(tiny(), tmp_path / str(number), edit)
+        folder = random_models.rewrite(tiny(), tmp_path / str(number), edit)
         said = pool.run(1, jobs.refusal, jobs.config(folder))[0]
         for message in messages:
             assert message in said
-    empty = tiny_models.rewrite(tiny(), tmp_path / "empty", dict)
+    empty = random_models.rewrite(tiny(), tmp_path / "empty", dict)
     (empty / "model.safetensors").unlink()
     assert "no *.safetensors" in pool.run(1, jobs.refusal, jobs.config(empty))[0]
     (empty / "model.safetensors").write_bytes(b"\x10" * 40)
@@ -55,14 +55,14 @@ def test_a_tied_model_may_repeat_its_embedding_as_lm_head_but_not_another(pool, 
     def other(t):
         return {**t, "lm_head.weight": t["model.embed_tokens.weight"] + 1}
 
-    same = tiny_models.rewrite(tiny("qwen3", True), tmp_path / "same", repeated)
+    same = random_models.rewrite(tiny("qwen3", True), tmp_path / "same", repeated)
     assert pool.run(1, jobs.refusal, jobs.config(same))[0] == "no error"
-    differing = tiny_models.rewrite(tiny("qwen3", True), tmp_path / "other", other)
+    differing = random_models.rewrite(tiny("qwen3", True), tmp_path / "other", other)
     assert "unexpected (1): lm_head.weight" in pool.run(1, jobs.refusal, jobs.config(differing))[0]
 
 
 def test_the_reference_folder_is_checked_too(pool, tiny, tmp_path):
-    broken = tiny_models.rewrite(tiny(), tmp_path / "broken", _without_last)
+    broken = random_models.rewrite(tiny(), tmp_path / "broken", _without_last)
     assert "missing (11)" in pool.run(1, jobs.refusal, jobs.config(tiny(), model={"ref_path": str(broken)}))[0]
     other = jobs.config(tiny(), model={"ref_path": str(tiny("qwen3", True, 131))})
     assert "vocab_size 131, the policy has 128" in pool.run(1, jobs.refusal, other)[0]
@@ -105,12 +105,12 @@ def test_an_exported_folder_is_a_hugging_face_model(pool, tiny, tmp_path, layout
     (out / "leftover").write_text("of an older export")
     scored = pool.run(settings.parallel.world_size, jobs.export, settings, str(out))[0]
     assert sorted(f.name for f in out.iterdir()) == sorted(f.name for f in source.iterdir())
-    before, after = tiny_models.tensors(source), tiny_models.tensors(out)
+    before, after = random_models.tensors(source), random_models.tensors(out)
     assert before.keys() == after.keys()
     assert after["model.embed_tokens.weight"].shape == (131, 64)
     assert not np.array_equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
-    assert tiny_models.config_json(out)["dtype"] == "float32"
-    hf = tiny_models.hf_log_probs(out, [s.token_ids for s in jobs.batch(vocab=131).samples()])
+    assert random_models.config_json(out)["dtype"] == "float32"
+    hf = random_models.hf_log_probs(out, [s.token_ids for s in jobs.batch(vocab=131).samples()])
     assert np.abs(hf - scored).max() < 1e-5
 
 
@@ -130,7 +130,7 @@ def test_overlapped_parameter_gather_is_finished_before_weights_are_read(pool, t
 
 def test_bfloat16_trains(pool, tiny):
     rollout = jobs.batch()
-    hf = tiny_models.hf_log_probs(tiny(), [s.token_ids for s in rollout.samples()])
+    hf = random_models.hf_log_probs(tiny(), [s.token_ids for s in rollout.samples()])
     settings = jobs.config(tiny(), model={"dtype": "bfloat16"}, parallel={"pp": 2})
     outcome = pool.run(2, jobs.layout, settings, 128, hf)[0]
     assert np.array_equal(outcome.policy, outcome.ref)
