@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,8 +138,16 @@ def describe(check: CheckResult) -> str:
     return text
 
 
-def show(sample: Sample, width: int = 160) -> str:
-    """A sample on one line, line breaks visible."""
-    prompt, answer = (text.replace("\n", "\\n") for text in (sample.prompt_text, sample.text))
-    prompt = prompt if len(prompt) <= width else "..." + prompt[-width:]
-    return f"{sample.name} reward {sample.reward}: {prompt} -> {answer[:width]}"
+def show(sample: Sample) -> str:
+    """A sample on one line."""
+    reward = "none" if sample.reward is None else f"{sample.reward:g}"
+    return f"{sample.name} reward {reward}: {brief(sample.prompt_text, 60)} -> {brief(sample.text, 160, False)}"
+
+
+def brief(text: str, width: int, is_end_kept: bool = True) -> str:
+    """Text on one line for a person: no chat markers, line breaks visible, one end cut to ``width`` characters."""
+    text = re.sub(r"<\|[^|>]*\|>", " ", text).replace("\n", "\\n")
+    text = re.sub(r"(\\n| )* (\\n| )*", " ", text).strip()
+    if len(text) <= width:
+        return text
+    return "..." + text[-width:] if is_end_kept else text[:width] + "..."

@@ -86,6 +86,8 @@ def result(found: Any, as_json: bool) -> None:
     if as_json:
         _json(found.as_dict())
     else:
+        if examples := found.example_rows():
+            table("answers", ("prompt", "label", "before", "after"), examples)
         table("result", ("", ""), found.rows(), has_header=False)
 
 

@@ -50,13 +50,18 @@ class Result:
     def rows(self):
         return [("mean reward", "0.100 -> 0.900")]
 
+    def example_rows(self):
+        return [("3+4=", "7", "5", "7")]
+
     def as_dict(self):
         return {"rewards": [0.1, float("nan"), float("inf")], "run_dir": "runs/run"}
 
 
 def test_result_as_table_and_as_json(capsys):
     output.result(Result(), as_json=False)
-    assert "mean reward   0.100 -> 0.900" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "mean reward   0.100 -> 0.900" in out
+    assert "3+4=     7       5        7" in out
     output.result(Result(), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"rewards": [0.1, "nan", "inf"], "run_dir": "runs/run"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vime.config.schema import Config
-from vime.observe import Observer
+from vime.observe import Observer, brief
 from vime.runs.folder import RunFolder
 from vime.types import CheckResult, RolloutBatch, Verdict
 
@@ -56,6 +56,13 @@ class RunResult:
             rows.append(("evaluation", " -> ".join([scores[0], *scores[-1:]] if len(scores) > 1 else scores)))
         rows += [("check", f"{c.verdict}  {c.name}: {c.measured or c.cause}") for c in self.checks]
         return rows + list(self.files.items())
+
+    def example_rows(self) -> list[tuple[str, str, str, str]]:
+        """(prompt, label, answer before, answer after) for people."""
+        return [
+            (brief(e.prompt, 40), e.label or "", brief(e.before, 60, False), brief(e.after, 60, False))
+            for e in self.examples
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""

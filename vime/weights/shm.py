@@ -142,7 +142,7 @@ class SharedBuffer:
         return WeightManifest(version, origin, written)
 
     def close(self) -> None:
-        """Let go of the memory; it stays mapped until the last view is gone (torch keeps the object, without a lock)."""
+        """Let go of the memory; it stays mapped until the last view is gone (torch keeps the object, not a lock)."""
         self._memory = None
 
     def unlink(self) -> None:
