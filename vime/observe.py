@@ -146,8 +146,8 @@ def show(sample: Sample) -> str:
 
 def brief(text: str, width: int, is_end_kept: bool = True) -> str:
     """Text on one line for a person: no chat markers, line breaks visible, one end cut to ``width`` characters."""
-    text = re.sub(r"<\|[^|>]*\|>", " ", text).replace("\n", "\\n")
-    text = re.sub(r"(\\n| )* (\\n| )*", " ", text).strip()
+    lines = re.sub(r"<\|[^|>]*\|>", "\n", text).split("\n")
+    text = r"\n".join(line.strip() for line in lines if line.strip())
     if len(text) <= width:
         return text
     return "..." + text[-width:] if is_end_kept else text[:width] + "..."
