@@ -86,6 +86,7 @@ def engine_arguments(config: Config, on_cpu: bool) -> dict[str, Any]:
     }
     if on_cpu:
         arguments["enforce_eager"] = True
+        arguments["scheduler_cls"] = "vime.backends.vllm.scheduler.WholeAnswerScheduler"
         tp = config.rollout.engine_tp
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes(model, length, num_seqs, config.model.dtype, tp)
     return arguments | config.vllm

@@ -248,9 +248,16 @@ class VllmEngine:
 
     async def abort(self) -> int:
         """Abort every running request; their samples return, with the tokens so far, as aborted."""
+        llm = self._require_started()
+        if not self._running:
+            return 0
+        was_paused = await self._limited(llm.is_paused(), "abort")
+        if not was_paused:  # a paused engine has handed over every token
+            await self._limited(llm.pause_generation(mode="keep", clear_cache=False), "abort")
         running = list(self._running)
-        if running:
-            await self._limited(self._require_started().abort(running), "abort")
+        await self._limited(llm.abort(running), "abort")
+        if not was_paused:
+            await self._limited(llm.resume_generation(), "abort")
         return len(running)
 
     async def reset_prefix_cache(self) -> None:
