@@ -149,6 +149,22 @@ def save_and_go_on(rank: int, world_size: int, port: int, settings: Config, path
         return {"scored": scored, "saved": saved, "stats": stats, "after": arrays(made.named_weights())}
 
 
+def save_as_megatron_does(
+    rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int
+) -> dict[str, Any]:
+    """``save_and_go_on`` without our repair of the offsets between buckets."""
+    from contextlib import nullcontext
+
+    from vime.backends.megatron import checkpoint
+
+    repair = checkpoint._true_offsets
+    checkpoint._true_offsets = nullcontext
+    try:
+        return save_and_go_on(rank, world_size, port, settings, path, vocab)
+    finally:
+        checkpoint._true_offsets = repair
+
+
 def resume(
     rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int, scored: np.ndarray
 ) -> dict[str, Any]:

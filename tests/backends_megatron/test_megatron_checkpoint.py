@@ -77,6 +77,15 @@ def test_another_layout_reshards(pool, tiny, saved, run, layout):
         assert np.abs(value - again["after"][tensor]).max() < 1e-6, tensor
 
 
+def test_without_the_repaired_offsets_a_tied_pipeline_would_resume_wrong(pool, tiny, tmp_path):
+    """The planted fault. If this fails, upstream has mended it: delete ``checkpoint._true_offsets``."""
+    settings = jobs.config(tiny("qwen3", True, 131), parallel={"pp": 2, **SHARDED})
+    path = str(tmp_path / "shifted")
+    before = pool.run(2, jobs.save_as_megatron_does, settings, path, 131)[0]
+    again = pool.run(2, jobs.resume, settings, path, 131, before["scored"])[0]
+    assert max(np.abs(before["after"][name] - value).max() for name, value in again["after"].items()) > 0.1
+
+
 def _damaged(path: str, copy: Path, damage) -> Path:
     shutil.copytree(path, copy)
     data = max((f for f in copy.iterdir() if f.suffix == ".distcp"), key=lambda f: f.stat().st_size)
