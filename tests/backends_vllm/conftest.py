@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {p.name: p for p in root.iterdir()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def host() -> Iterator[EngineHost]:
     host = EngineHost()
     yield host
@@ -65,7 +65,7 @@ class Engine:
         return self.host.submit(self.name, method, *args)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dense(host: EngineHost, models: dict[str, Path]) -> Engine:
     # blocks of 32 tokens: prompts of the tests are long enough to be cached
     vllm = {"max_num_seqs": 64, "kv_cache_memory_bytes": 64 << 20, "block_size": 32}

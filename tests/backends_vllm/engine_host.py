@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -64,6 +66,7 @@ class EngineHost:
 
 def _serve(connection: Any, env: dict[str, str]) -> None:
     os.environ.update(env)
+    faulthandler.register(signal.SIGUSR1)
     asyncio.run(_loop(connection))
 
 

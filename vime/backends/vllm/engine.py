@@ -423,6 +423,8 @@ class VllmEngine:
             with self._require_watch().watching():
                 return await asyncio.wait_for(call, seconds)
         except (EngineDeadError, ProcessDied) as error:
+            if asyncio.iscoroutine(call):
+                call.close()  # never awaited where the engine was dead before
             raise self._dead() from error
         except TimeoutError as error:
             raise VimeError(f"engine {self.index}: {what} did not end within {seconds:.0f} s") from error
