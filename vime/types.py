@@ -116,7 +116,7 @@ class RolloutHeader:
     counts: dict[str, int] = field(default_factory=dict)  # by status and by cause of dropping
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RolloutBatch:
     """All samples of one rollout, columnar and ragged: what travels between processes (zero-copy through Ray).
 
@@ -141,6 +141,10 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        """Without the contents: asyncio forms the repr of what ``asyncio.run`` returns, whether it is shown or not."""
+        return f"RolloutBatch(rollout_id={self.rollout_id}, {len(self)} samples, {self.num_tokens} tokens)"
 
     @property
     def num_tokens(self) -> int:
