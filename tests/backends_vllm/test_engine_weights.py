@@ -251,4 +251,4 @@ def test_the_transport_syncs_a_real_engine(dense: Engine, models) -> None:
     transport.close()
     assert compare(checkpoint_manifest(models["dense2"]), manifest) == []
     assert dense("get", "weight_version") == 40
-    assert not [f for f in os.listdir("/dev/shm") if f.startswith(f"vime-weights-{os.getpid()}-")]
+    assert not [f for f in os.listdir("/dev/shm") if f.startswith(f"vime-run-weights-{os.getpid()}-")]

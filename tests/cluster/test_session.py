@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from vime.cluster.leftovers import remove_leftovers
 from vime.cluster.placement import place
-from vime.cluster.session import RaySession, end_processes
+from vime.cluster.session import Process, RaySession, end_processes
 from vime.cluster.waiting import gather
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
@@ -36,6 +38,9 @@ class Worker:
     def sleep(self, seconds):
         time.sleep(seconds)
 
+    def temp_dir(self):
+        return tempfile.gettempdir()
+
 
 @pytest.fixture(scope="module")
 def session():
@@ -47,6 +52,13 @@ def session():
     session.close()
     assert session.temp_dir is not None
     assert not session.temp_dir.exists()
+
+
+def test_temporary_files_of_workers_go_with_the_session(session):
+    (a,) = workers(session, 1)
+    (folder,) = gather({"w": a.temp_dir.remote()}, 30, "ask").values()
+    assert folder == str(session.temp_dir)
+    assert os.environ.get("TMPDIR") != folder
 
 
 def workers(session, n):
@@ -89,8 +101,75 @@ def test_a_missing_answer_is_named_within_the_limit(session):
 
 def test_processes_that_do_not_end_are_killed():
     process = subprocess.Popen([sys.executable, "-c", "import signal,time; signal.signal(15, 1); time.sleep(600)"])
-    end_processes([process.pid], 10)
+    end_processes([Process.of(process.pid)], 10)
     assert process.wait(5) == -signal.SIGKILL
+
+
+def test_another_process_with_the_pid_of_an_ended_one_is_left_alone():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        end_processes([Process(process.pid, Process.of(process.pid).started - 1)], 3)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait(5)
+
+
+def test_pids_of_a_joined_cluster_are_not_watched():
+    """They may be on another machine; here the same number is somebody else's."""
+    session = RaySession("10.0.0.1:6379", is_private=False)
+    session.watch([os.getpid()])
+    assert session.processes == set()
+
+
+def test_a_cluster_that_does_not_come_up_leaves_nothing(monkeypatch, tmp_path):
+    import ray
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "init", interrupted)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # the cluster of this module goes on
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        RaySession.start(config())
+    assert list(tmp_path.iterdir()) == []
+
+
+HELD = """
+import sys
+from vime.cluster.leftovers import make_temp_dir
+from vime.weights.shm import SharedBuffer
+folder, lock = make_temp_dir()
+buffer = SharedBuffer.create(64, sys.argv[1])
+print(folder, buffer.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_run_left_is_removed_and_a_living_one_keeps_its_own(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", HELD, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment, **pipes)
+    paths = [Path(p) for p in process.stdout.readline().split()]
+    (paths[0] / "vime-engine0-x").mkdir()
+    for path in paths:
+        os.utime(path, (0, 0))  # old enough
+    try:
+        assert len(paths) == 2
+        assert remove_leftovers((str(tmp_path),)) == []
+    finally:
+        process.kill()
+        process.wait(5)
+    assert sorted(remove_leftovers((str(tmp_path),))) == sorted(paths)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_starts_just_now_is_left_alone(tmp_path):
+    (tmp_path / "vime-run-new").mkdir()
+    assert remove_leftovers((str(tmp_path),)) == []
 
 
 def test_auto_is_refused():
@@ -132,7 +211,7 @@ def test_kill_9_of_the_driver_leaves_no_process():
     deadline = time.monotonic() + 30
     while (left := using(temp_dir) + using_pid(int(pid))) and time.monotonic() < deadline:
         time.sleep(0.2)
-    end_processes(left, 10)
+    end_processes([Process.of(p) for p in left], 10)
     assert left == []
 
 

@@ -90,6 +90,16 @@ def test_no_room_is_an_error_and_leaves_no_file(tmp_path) -> None:
         SharedBuffer.attach(str(tmp_path / "short"), 64)
 
 
+def test_memory_that_cannot_be_had_leaves_no_file(monkeypatch, tmp_path) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(VimeError, match="cannot be had: No space left on device"):
+        SharedBuffer.create(64, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_file_is_private_and_unlinked(buffer) -> None:
     assert os.stat(buffer.path).st_mode & 0o777 == 0o600
     buffer.write(BufferPlan.of(ENTRIES), TENSORS.items(), 1)

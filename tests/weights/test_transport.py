@@ -115,7 +115,7 @@ def test_a_late_engine_and_a_late_writer_are_named() -> None:
     stuck = ShmTransport(late, SPECS, [FakeEngine()], "full", 0.2)
     with pytest.raises(VimeError, match=r"the trainer did not end writing the weights within 0\.2 s"):
         stuck.sync(1)
-    assert not [f for f in os.listdir("/dev/shm") if f.startswith(f"vime-weights-{os.getpid()}-")]
+    assert not [f for f in os.listdir("/dev/shm") if f.startswith(f"vime-run-weights-{os.getpid()}-")]
 
 
 def test_the_writers_error_is_the_one_that_is_seen() -> None:

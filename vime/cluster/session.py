@@ -10,13 +10,14 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vime.cluster.leftovers import make_temp_dir, remove_leftovers
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
 
@@ -31,12 +32,15 @@ class RaySession:
     address: str
     is_private: bool
     temp_dir: Path | None = None
-    pids: set[int] = field(default_factory=set)
+    processes: set[Process] = field(default_factory=set)
+    _lock: int | None = None
     _actors: list[Any] = field(default_factory=list)
 
     @classmethod
     def start(cls, config: Config) -> RaySession:
         address = config.cluster.ray_address or (os.environ.get("RAY_ADDRESS") if _inside_ray_job() else None)
+        if left := remove_leftovers():
+            logger.info("removed what killed runs left behind: %s", ", ".join(map(str, left)))
         on_termination = signal.getsignal(signal.SIGTERM)
         try:
             return cls._connect(address) if address else cls._embedded(config)
@@ -53,18 +57,24 @@ class RaySession:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        temp_dir = Path(tempfile.mkdtemp(prefix="vime-ray-"))
-        context = ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, num_processes(config)),
-            include_dashboard=False,
-            _temp_dir=str(temp_dir),
-            _node_ip_address="127.0.0.1",
-            object_store_memory=512 << 20,
-            log_to_driver=False,
-            logging_level="error",
-        )
-        session = cls(context.address_info["gcs_address"], is_private=True, temp_dir=temp_dir)
+        temp_dir, lock = make_temp_dir()
+        session = cls("", is_private=True, temp_dir=temp_dir, _lock=lock)
+        try:
+            with _temp_files_in(temp_dir):
+                context = ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, num_processes(config)),
+                    include_dashboard=False,
+                    _temp_dir=str(temp_dir),
+                    _node_ip_address="127.0.0.1",
+                    object_store_memory=512 << 20,
+                    log_to_driver=False,
+                    logging_level="error",
+                )
+        except BaseException:  # an interrupt too: half a cluster must not stay
+            session.close()
+            raise
+        session.address = context.address_info["gcs_address"]
         logger.info("private Ray cluster at %s, token authentication", session.address)
         return session
 
@@ -100,8 +110,11 @@ class RaySession:
         return ray.available_resources()
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Processes on this machine that must be gone after ``close``."""
-        self.pids.update(pids)
+        """Processes that must be gone after ``close``. Of a cluster that was joined they may be on another machine,
+        where a pid means another process: those Ray ends alone.
+        """
+        if self.is_private:
+            self.processes.update(Process.of(pid) for pid in pids)
 
     def close(self) -> None:
         import ray
@@ -109,40 +122,77 @@ class RaySession:
         if ray.is_initialized():
             for actor in self._actors:
                 ray.kill(actor)
-            ray.shutdown()
+        ray.shutdown()  # also of what a ray.init that failed has started
         self._actors.clear()
-        end_processes(self.pids, END_SECONDS)
-        if self.temp_dir is not None:
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
+        try:
+            end_processes(self.processes, END_SECONDS)
+        finally:
+            if self.temp_dir is not None:
+                shutil.rmtree(self.temp_dir, ignore_errors=True)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
 
-def end_processes(pids: Iterable[int], timeout_seconds: float) -> None:
-    """Wait for ``pids`` to end, SIGKILL those that have not after a second. Raises if one is still there at the end."""
-    left = {pid for pid in pids if _is_alive(pid)}
+@contextmanager
+def _temp_files_in(folder: Path) -> Iterator[None]:
+    """What is started inside, and everything below it, has its temporary files in ``folder``."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine. ``started`` (clock ticks since boot) tells it from a later one with the same pid."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        return cls(pid, _stat(pid)[1])
+
+    @property
+    def is_alive(self) -> bool:
+        state, started = _stat(self.pid)
+        return state not in "XZ" and started == self.started
+
+    def kill(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and start time; ("X", 0) where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[19])
+
+
+def end_processes(processes: Iterable[Process], timeout_seconds: float) -> None:
+    """Wait for processes to end, SIGKILL those that have not after a second. Raises if one is there at the end."""
+    left = {process for process in processes if process.is_alive}
     start = time.monotonic()
     while left and time.monotonic() - start < timeout_seconds:
         if time.monotonic() - start > 1.0:
-            for pid in left:
-                _kill(pid)
+            for process in left:
+                process.kill()
         time.sleep(0.05)
-        left = {pid for pid in left if _is_alive(pid)}
+        left = {process for process in left if process.is_alive}
     if left:
-        raise VimeError(f"processes {sorted(left)} did not end within {timeout_seconds:g} s of SIGKILL")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        pids = sorted(process.pid for process in left)
+        raise VimeError(f"processes {pids} did not end within {timeout_seconds:g} s of SIGKILL")
 
 
 def _inside_ray_job() -> bool:

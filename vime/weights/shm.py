@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import uuid
@@ -17,6 +18,7 @@ from vime.weights.manifest import digest, layer_of
 if TYPE_CHECKING:
     import torch
 
+SHARED_MEMORY = "/dev/shm"
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
@@ -66,6 +68,16 @@ def write_weights(plan: WritePlan, tensors: Iterable[tuple[str, torch.Tensor]]) 
         buffer.close()
 
 
+def lock(path: str | Path) -> int:
+    """Lock a file or folder for as long as this process lives, or the returned descriptor is open.
+
+    Whoever can take the lock knows that the process which left ``path`` behind is gone, whatever killed it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
 class SharedBuffer:
     """The mapped file. ``create`` in one process, ``attach`` in the others; the creator calls ``unlink``."""
 
@@ -73,9 +85,10 @@ class SharedBuffer:
         self.path = path
         self.num_bytes = size
         self._memory: mmap.mmap | None = memory
+        self._lock: int | None = None
 
     @classmethod
-    def create(cls, size: int, directory: str = "/dev/shm") -> Self:
+    def create(cls, size: int, directory: str = SHARED_MEMORY) -> Self:
         """A new file of ``size`` bytes. Raises VimeError where the directory has no room: nothing is put elsewhere."""
         size = max(size, ALIGNMENT)
         stat = os.statvfs(directory)
@@ -85,11 +98,19 @@ class SharedBuffer:
                 f"{directory} has {free / 1e6:.1f} MB free, the weights need {size / 1e6:.1f} MB",
                 "enlarge it: mount -o remount,size=... /dev/shm, or docker run --shm-size",
             )
-        path = str(Path(directory) / f"vime-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        path = str(Path(directory) / f"vime-run-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         with open(path, "xb") as file:
-            os.chmod(path, 0o600)
-            os.posix_fallocate(file.fileno(), 0, size)  # a sparse file would be a SIGBUS later
-        return cls.attach(path, size)
+            descriptor = lock(path)
+            try:
+                os.chmod(path, 0o600)
+                os.posix_fallocate(file.fileno(), 0, size)  # a sparse file would be a SIGBUS later
+                buffer = cls.attach(path, size)
+            except OSError as error:
+                os.unlink(path)
+                os.close(descriptor)
+                raise VimeError(f"{path}: {size / 1e6:.1f} MB cannot be had: {error.strerror}") from error
+        buffer._lock = descriptor
+        return buffer
 
     @classmethod
     def attach(cls, path: str, size: int) -> Self:
@@ -148,3 +169,6 @@ class SharedBuffer:
     def unlink(self) -> None:
         """Remove the file; mapped processes keep their view."""
         Path(self.path).unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
