@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from vime.errors import UsageError, VimeError
 from vime.record.layout import COLUMNS, FORMAT, SCHEMA_VERSION, arrays_of, checksum, plain_copy
 from vime.record.template import template_path
 from vime.types import RolloutBatch
+
+logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_SECONDS = 120.0
 
@@ -113,8 +117,13 @@ class RecordWriter:
     def __enter__(self) -> RecordWriter:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Exception as later:
+            if error is None:
+                raise
+            logger.warning("after the failure: %s", later)  # it must not hide the first cause
 
     def _work(self) -> None:
         while (batch := self._queue.get()) is not None:

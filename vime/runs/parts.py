@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
@@ -14,10 +17,11 @@ from vime.cluster.engines import RayEngines
 from vime.cluster.placement import place
 from vime.cluster.session import RaySession
 from vime.cluster.trainer import RayTrainer
-from vime.config.load import Loaded
+from vime.config.load import Loaded, to_toml
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.errors import VimeError
 from vime.log import Progress
 from vime.loop import Parts
 from vime.models import load_spec
@@ -31,7 +35,10 @@ from vime.rollout.eval import eval_data, evaluate
 from vime.rollout.live import LiveRollouts
 from vime.runs.folder import versions
 from vime.types import RolloutBatch, RolloutHeader
+from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -44,6 +51,8 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
             session = RaySession.start(config)
             stack.callback(session.close)
+            if prompts.done():
+                prompts.result()  # bad prompts end the run before anything else is started
             placement = place(config, session.resources())
             for text in placement.warnings:
                 say.warn(text)
@@ -53,17 +62,32 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
             if trainer is not None:
                 introduce_trainer(say, trainer.start())
+            prompts.result()
             infos = engines.wait() if engines is not None else []
             if engines is not None:
-                stack.callback(engines.shutdown)
+                stack.enter_context(_ended(engines))
                 introduce_engines(say, infos)
                 if config.rollout.serve_openai:
                     for engine, url in zip(engines.engines, engines.serve_openai(), strict=True):
                         say.note(f"{engine.name} serves the OpenAI API at {url}/v1")
-        rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, observer, stack)
         transport = _transport(config, trainer, engines, say, stack)
+        rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
         yield _colocated(parts, trainer, engines) if config.cluster.colocate else parts
+
+
+@contextmanager
+def _ended(engines: RayEngines) -> Iterator[None]:
+    """The engines end in order. What goes wrong with that after a failure does not hide the first cause."""
+    try:
+        yield
+    except BaseException:
+        try:
+            engines.shutdown()
+        except VimeError as later:
+            logger.warning("after the failure: %s", later)
+        raise
+    engines.shutdown()
 
 
 def _colocated(parts: Parts, trainer: RayTrainer | None, engines: RayEngines | None) -> Parts:
@@ -106,6 +130,7 @@ def _rollouts(
     prompts: Prompts | None,
     engines: RayEngines | None,
     infos: list[dict[str, Any]],
+    transport: ShmTransport | None,
     observer: Observer,
     stack: ExitStack,
 ) -> tuple[Rollouts, Callable[[int], RolloutBatch] | None]:
@@ -122,7 +147,7 @@ def _rollouts(
     rollouts: Rollouts = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
     if config.debug.save_rollout_data is not None:
         writer = RecordWriter(config.debug.save_rollout_data, overwrite=config.run.overwrite)
-        rollouts = SavedRollouts(rollouts, stack.enter_context(writer))
+        rollouts = SavedRollouts(rollouts, stack.enter_context(writer), transport)
     evaluation = None
     if prompts.evaluation is not None:
         count = min(len(prompts.evaluation), config.eval.max_prompts or len(prompts.evaluation))
@@ -133,13 +158,16 @@ def _rollouts(
 
 @dataclass
 class SavedRollouts:
-    """Rollouts that are also recorded; writing goes on beside the run."""
+    """Rollouts that are also recorded, with the digest of the weights; writing goes on beside the run."""
 
     inner: Rollouts
     writer: RecordWriter
+    transport: ShmTransport | None = None
 
     def produce(self, rollout_id: int) -> RolloutBatch:
         batch = self.inner.produce(rollout_id)
+        if self.transport is not None and self.transport.manifest is not None:
+            batch = batch.with_header(manifest_digest=manifest_digest(self.transport.manifest))
         self.writer.save(batch)
         return batch
 
@@ -170,8 +198,11 @@ def _transport(
 def _header(config: Config, tokenizer: Any, info: dict[str, Any]) -> RolloutHeader:
     return RolloutHeader(
         vime_version=versions()["vime"],
+        config_digest=_digest(to_toml(config).encode()),
         model={
             "path": config.model.path,
+            "family": load_spec(config.model.path).family,
+            "config_digest": _digest((Path(config.model.path) / "config.json").read_bytes()),
             "tokenizer_digest": tokenizer_digest(tokenizer),
             "chat_template_digest": chat_template_digest(tokenizer),
         },
@@ -180,6 +211,11 @@ def _header(config: Config, tokenizer: Any, info: dict[str, Any]) -> RolloutHead
         stop_token_ids=info["stop_token_ids"],
         library_versions=versions(),
     )
+
+
+def _digest(content: bytes) -> str:
+    """blake2b-128, hex, as the other digests of the header."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def introduce_trainer(say: Progress, about: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ class ShmTransport:
     trainer_specs    names, shapes, dtypes of those tensors
     report           called with one line per successful sync
     engines          each named "engine i" in messages, or by its ``name``
+    manifest         of the latest sync that succeeded: what the engines hold
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ShmTransport:
         self.verify = verify
         self.timeout_seconds = timeout_seconds
         self.report = report
+        self.manifest: WeightManifest | None = None
         self._buffer: SharedBuffer | None = None
 
     def sync(self, version: int) -> WeightManifest:
@@ -66,8 +68,10 @@ class ShmTransport:
         engine and tensors if what an engine received or holds is not what the trainer wrote, or engine and phase if the
         time limit ran out. An engine with other weights generates nothing until a sync succeeds.
         """
+        self.manifest = None
         try:
-            return await self._sync(version)
+            self.manifest = await self._sync(version)
+            return self.manifest
         except BaseException:
             self.close()  # a late writer must not write into the next version
             raise
