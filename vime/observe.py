@@ -18,6 +18,7 @@ from vime.log import Phase, Progress
 from vime.metrics import Metrics
 from vime.models import load_spec
 from vime.record.writer import write
+from vime.rollout.eval import eval_statistics
 from vime.rollout.statistics import SpreadWatch, statistics, warnings
 from vime.train.statistics import log_prob_metrics
 from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
@@ -33,7 +34,9 @@ class Observer:
     evaluation_path: Callable[[int], Path]
     verify_first_step: bool = True
     rewards: list[float] = field(default_factory=list)
-    evaluations: dict[int, RolloutBatch] = field(default_factory=dict)
+    evaluations: dict[int, float] = field(default_factory=dict)  # mean reward by weight version
+    first_evaluation: RolloutBatch | None = None
+    last_evaluation: RolloutBatch | None = None
     checks: list[CheckResult] = field(default_factory=list)
     _row: dict[str, Any] = field(default_factory=dict)
     _steps: list[StepStats] = field(default_factory=list)
@@ -93,13 +96,17 @@ class Observer:
 
     def synced(self, manifest: WeightManifest) -> None:
         self._row["weights/version"] = manifest.version
+        self._row["weights/num_bytes"] = manifest.num_bytes
 
     def evaluated(self, version: int, batch: RolloutBatch) -> None:
-        self.evaluations[version] = batch
         write(self.evaluation_path(version), batch, overwrite=True)
-        row = {"rollout_id": version, "eval/reward": float(np.nanmean(batch.rewards_N))}
-        row["eval/response_len"] = float(batch.response_lens_N.mean())
+        row = {"rollout_id": version, **eval_statistics(batch), "perf/eval_time": self._seconds.pop("eval", 0.0)}
         self.metrics.log(row)
+        self.evaluations[version] = row["eval/reward"]
+        if self.first_evaluation is None:
+            self.first_evaluation = batch
+        else:
+            self.last_evaluation = batch
         self.progress.note(
             f"evaluation with weights v{version}: mean reward {row['eval/reward']:.3f} ({len(batch)} samples)"
         )
@@ -118,6 +125,7 @@ class Observer:
         row |= {f"perf/{name}_time": value for name, value in phases.items()}
         row["perf/step_time"] = seconds
         row["perf/other_time"] = seconds - sum(phases.values())
+        row["perf/tokens_per_second"] = row["rollout/num_tokens"] / seconds
         if phases.get("generate"):
             row["perf/generate_tokens_per_second"] = row["rollout/num_response_tokens"] / phases["generate"]
         if phases.get("train"):

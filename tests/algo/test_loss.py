@@ -23,10 +23,12 @@ def test_clip_bounds_are_separate():
 
 def test_dual_clip_bounds_only_negative_advantages():
     log_probs = torch.log(torch.tensor([10.0, 10.0], dtype=torch.float64))
-    loss, _ = policy_loss(
+    loss, stats = policy_loss(
         Algo(dual_clip=3.0), log_probs, torch.zeros(2, dtype=torch.float64), torch.tensor([-1.0, 1.0]).double()
     )
     assert loss.tolist() == pytest.approx([3.0, -1.2])
+    assert stats["pg_clipfrac_lower"].tolist() == [1, 0]
+    assert stats["pg_loss"].tolist() == loss.tolist()
     loss, _ = policy_loss(Algo(), log_probs, torch.zeros(2, dtype=torch.float64), torch.tensor([-1.0, 1.0]).double())
     assert loss.tolist() == pytest.approx([10.0, -1.2])
 

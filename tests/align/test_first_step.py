@@ -45,6 +45,15 @@ def test_the_float32_band_grows_with_depth():
     assert engine_equals_trainer(batch(), log_probs, "float32", 4).verdict == Verdict.FAIL
 
 
+def test_a_record_of_later_weights_is_not_compared_with_the_first():
+    log_probs = np.full(8, -3.0, np.float32)
+    recorded = batch()
+    recorded.rows[1]["weight_version_max"] = 2
+    check = engine_equals_trainer(recorded, log_probs, "float32", 4)
+    assert check.verdict == Verdict.NOT_TESTED
+    assert "weights v2" in check.cause
+
+
 def test_nothing_to_compare_is_not_a_pass():
     zeros = np.zeros(8, np.float32)
     assert reference_equals_policy(batch(), zeros, None).verdict == Verdict.SKIP

@@ -48,13 +48,15 @@ def policy_loss(
     unclipped_T = -advantages_T * ratio_T
     clipped_T = -advantages_T * ratio_T.clamp(1.0 - algo.eps_clip_low, 1.0 + algo.eps_clip_high)
     pg_T = unclipped_T.maximum(clipped_T)
-    if algo.dual_clip is not None:
-        pg_T = pg_T.where(advantages_T >= 0, pg_T.minimum(-algo.dual_clip * advantages_T))
     stats = {
-        "pg_loss": pg_T.detach(),
         "pg_clipfrac": (clipped_T > unclipped_T).detach().to(pg_T.dtype),
         "ppo_kl": -log_ratio_T.detach(),
     }
+    if algo.dual_clip is not None:
+        bound_T = pg_T.where(advantages_T >= 0, pg_T.minimum(-algo.dual_clip * advantages_T))
+        stats["pg_clipfrac_lower"] = (bound_T < pg_T).detach().to(pg_T.dtype)
+        pg_T = bound_T
+    stats["pg_loss"] = pg_T.detach()
     loss_T = pg_T
     if ref_log_probs_T is not None:
         kl_T = kl_estimate(log_probs_T, ref_log_probs_T, algo.kl_estimator)

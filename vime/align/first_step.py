@@ -47,8 +47,12 @@ def reference_equals_policy(
 
 
 def engine_equals_trainer(batch: RolloutBatch, log_probs_T: np.ndarray, dtype: str, num_layers: int) -> CheckResult:
-    """The same tokens under the engine (as sampled) and under the trainer."""
+    """The same tokens under the engine (as sampled) and under the trainer before its first step."""
     name = "engine log_probs == trainer log_probs"
+    version = max((row["weight_version_max"] for row in batch.rows), default=0)
+    if version > 0:  # a recorded rollout
+        cause = f"the rollout was sampled with weights v{version}, the trainer holds those of model.path (v0)"
+        return CheckResult(name, Verdict.NOT_TESTED, cause=cause)
     mask_T = batch.loss_mask_T
     if not mask_T.any():
         return CheckResult(name, Verdict.NOT_TESTED, cause="no trained token in this rollout")

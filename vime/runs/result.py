@@ -85,26 +85,26 @@ def summarize(command: str, config: Config, folder: RunFolder, observer: Observe
         files["model"] = str(folder.hf)
     if config.debug.save_rollout_data:
         files["rollouts"] = config.debug.save_rollout_data
-    evaluations = observer.evaluations
     return RunResult(
         command=command,
         run_dir=folder.path,
         start=start,
         rewards=observer.rewards,
-        evaluations={v: float(np.nanmean(b.rewards_N)) for v, b in evaluations.items()},
-        examples=_examples(*list(evaluations.values())[:: max(1, len(evaluations) - 1)][:2]) if evaluations else [],
+        evaluations=observer.evaluations,
+        examples=_examples(observer.first_evaluation, observer.last_evaluation),
         checks=observer.checks,
         files=files,
     )
 
 
-def _examples(before: RolloutBatch, after: RolloutBatch | None = None) -> list[Example]:
+def _examples(before: RolloutBatch | None, after: RolloutBatch | None = None) -> list[Example]:
     """Answers that changed first; one sample per prompt."""
-    if after is None:
+    if before is None or after is None:
         return []
+    later = {a.group_id: a for a in after.samples() if a.index == 0}
     pairs = [
-        Example(b.prompt_text, b.label, b.text, a.text)
-        for b, a in zip(before.samples(), after.samples(), strict=True)
-        if b.index == 0
+        Example(b.prompt_text, b.label, b.text, later[b.group_id].text)
+        for b in before.samples()
+        if b.index == 0 and b.group_id in later  # a prompt may have got no answer in one of the two
     ]
     return sorted(pairs, key=lambda e: e.before == e.after)[:NUM_EXAMPLES]
