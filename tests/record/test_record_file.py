@@ -260,12 +260,14 @@ def test_writer_thread_writes_all_and_raises_late_errors(tmp_path):
 
 def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(tmp_path):
     (tmp_path / "r_1.pt").touch()
-    with (
-        pytest.raises(RuntimeError, match="engine 0 died"),
-        RecordWriter(str(tmp_path / "r_{rollout_id}.pt")) as writer,
-    ):
-        writer.save(batch_of(sample(), rollout_id=1))
-        raise RuntimeError("engine 0 died")
+
+    def failing_run():
+        with RecordWriter(str(tmp_path / "r_{rollout_id}.pt")) as writer:
+            writer.save(batch_of(sample(), rollout_id=1))
+            raise RuntimeError("engine 0 died")
+
+    with pytest.raises(RuntimeError, match="engine 0 died"):
+        failing_run()
 
 
 def test_describe_shows_plain_values_only(tmp_path):
