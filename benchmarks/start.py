@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.cases import TINY, Case
 from benchmarks.command import Trained, train
@@ -21,6 +24,7 @@ STEPS = {
 def run(repetitions: int, cases: Sequence[Case] = (TINY,)) -> Result:
     result = Result("start")
     result.notes.append("each part: seconds after the part before it was up; the sync after the step is left out")
+    result.notes.append(bytecode())
     for case in cases:
         runs = [parts(train(case, ["run.num_rollouts=1"])) for _ in range(repetitions)]
         total = Spread.of([sum(found.values()) for found in runs])
@@ -37,3 +41,17 @@ def parts(trained: Trained) -> dict[str, float]:
     marks = [trained.first(text) for text in STEPS.values()]
     marks[-1] -= trained.rows[0]["perf/sync_time"]
     return dict(zip(STEPS, (b - a for a, b in zip([0.0, *marks], marks, strict=False)), strict=True))
+
+
+def bytecode() -> str:
+    """Whether Python finds the libraries compiled. If not, that is most of a start."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    if Path(importlib.util.cache_from_source(spec.origin)).exists():
+        return "the bytecode of the libraries is on disk"
+    keeps = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else "nothing has written it yet"
+    return (
+        f"the bytecode of the libraries is not on disk ({keeps}): every process compiles what it imports; "
+        f"`{sys.executable} -m compileall -q -j 2 {Path(spec.origin).parents[1]}` writes it once"
+    )
