@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from vime.errors import UsageError
 
 Arguments = Annotated[
     list[str] | None,
@@ -55,10 +58,19 @@ def call(command: str, arguments: Sequence[str] | None, options: Mapping[str, An
     """Split ``arguments`` into TOML files and KEY=VALUE. ``options`` (dotted path -> value) win; None: not given."""
     files, overrides = split(arguments or ())
     if rest.get("resume") and not files:
-        files = [Path(rest["resume"]) / "config.toml"]  # a run folder says what it is
+        files = [_saved_config(Path(rest["resume"]))]
     given = {path: value for path, value in options.items() if value is not None}
     overrides += [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in given.items()]
     return Call(command, tuple(files), tuple(overrides), **rest)
+
+
+def _saved_config(folder: Path) -> Path:
+    """A run folder says what it is."""
+    file = folder / "config.toml"
+    if not os.path.isfile(file):
+        hint = "name the run.dir of an earlier run with checkpoint.save_interval > 0"
+        raise UsageError(f"--resume {folder}: is no run folder (it has no config.toml)", hint)
+    return file
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -189,7 +189,7 @@ def test_replay_without_records_names_the_setting(inputs):
 def test_resume_reads_the_run_folder_and_refuses_a_fresh_start(inputs):
     result = vime("train", "--resume", "runs/none")
     assert result.exit_code == 2
-    assert "runs/none/config.toml: no such file" in result.stderr
+    assert errors(result) == ["error: --resume runs/none: is no run folder (it has no config.toml)"]
 
 
 def test_existing_output_is_refused(inputs):

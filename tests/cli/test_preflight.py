@@ -175,10 +175,10 @@ def test_reward_function(inputs, source, function, text):
 
 
 def test_generate_function(inputs):
-    (inputs / "my_generate.py").write_text("async def good(a, b, c, d): ...\nasync def bad(a): ...\n")
-    assert problems("rollout.generate=my_generate:good") == []
-    line = only(problems("rollout.generate=my_generate:bad"))
-    assert line.startswith('rollout.generate = "my_generate:bad" (command line): ')
+    (inputs / "my_generate_a.py").write_text("async def good(a, b, c, d): ...\nasync def bad(a): ...\n")
+    assert problems("rollout.generate=my_generate_a:good") == []
+    line = only(problems("rollout.generate=my_generate_a:bad"))
+    assert line.startswith('rollout.generate = "my_generate_a:bad" (command line): ')
     assert "4 positional" in line
 
 

@@ -40,7 +40,7 @@ max_response_len = 32
 def make_model(folder, **changes):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY | changes))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {}}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     write_weights(folder)
     return folder

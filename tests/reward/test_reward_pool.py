@@ -204,7 +204,7 @@ def test_close_ends_busy_workers_at_once(pool_of):
         ("my_reward", "must be package.module:attribute"),
         ("no_such_module:f", "import failed: ModuleNotFoundError"),
         ("my_reward:nothing", "my_reward has no nothing"),
-        ("my_reward:NUMBER", "a int, not a function"),
+        ("my_reward:NUMBER", "is of type int, not a function"),
         ("my_reward:two_arguments", "is called with 1 positional argument"),
     ],
 )

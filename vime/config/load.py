@@ -212,7 +212,7 @@ _RULES = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be a string",
-    "list_type": "must be a list",
+    "list_type": "must be a list, in square brackets",
     "dict_type": "must be a table",
     "model_type": "must be a table",
     "model_attributes_type": "must be a table",

@@ -22,7 +22,8 @@ class Finding:
 
 def line(path: str, value: Any, origin: str, text: str) -> str:
     """One line of a problem or a warning."""
-    what = path if value is UNSET else f"{path} = {short(value)}"
+    name = path if len(path) <= 120 else path[:117] + "..."
+    what = name if value is UNSET else f"{name} = {short(value)}"
     return f"{what} ({origin}): {text}"
 
 

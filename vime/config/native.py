@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,23 @@ def _problems(
 _PLAIN = {"int": int, "float": (int, float), "bool": bool, "str": str, "None": type(None)}
 
 
+_LITERAL = re.compile(r"(?:typing\.)?Literal\[([^\[\]]*)\]")
+
+
+def _choices(annotation: str) -> list[Any]:
+    """The values of every Literal in an annotation; none where one of them is no plain value."""
+    try:
+        return [v for inner in _LITERAL.findall(annotation) for v in ast.literal_eval(f"({inner},)")]
+    except (ValueError, SyntaxError):
+        return []
+
+
 def _wrong_type(annotation: str, value: Any) -> str | None:
     """Only annotations made of int, float, bool, str and None are judged; the library judges the others."""
+    choices = _choices(annotation)
+    if choices:
+        fits = value in choices or _wrong_type(_LITERAL.sub("None", annotation), value) is None
+        return None if fits else f"must be one of {', '.join(map(repr, choices))}"
     text = annotation.replace("Optional[", "None | ").replace("Union[", "").replace("]", "").replace(",", " |")
     names = [part.strip() for part in text.split("|")]
     if not all(name in _PLAIN for name in names):

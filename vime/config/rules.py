@@ -14,9 +14,15 @@ USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 """``package.module:attribute``"""
 
 
+RAY_ADDRESS = re.compile(r"(ray://)?[^\s/]+:\d{1,5}")
+_MAX_NAME, _MAX_PATH = 255, 4095
+_MAX_TRIED = 1_000_000  # a batch so large that this hides a divisor is no batch
+
+
 def check(config: Config) -> tuple[list[Finding], list[Finding]]:
     """(problems, warnings) of a configuration whose single values are valid."""
-    rules = (_mode, _batch, _sampling, _lengths, _reward, _evaluation, _schedule, _parallel, _functions)
+    rules = [_paths, _cluster, _mode, _batch, _sampling, _lengths]
+    rules += [_reward, _evaluation, _schedule, _parallel, _functions]
     problems = [finding for rule in rules for finding in rule(config)]
     for path in ("debug.save_rollout_data", "debug.load_rollout_data"):
         problems += _template(config, path)
@@ -25,7 +31,8 @@ def check(config: Config) -> tuple[list[Finding], list[Finding]]:
 
 def nearest_divisors(n: int, wanted: int, count: int = 4) -> list[int]:
     """The divisors of ``n`` nearest to ``wanted``, ascending."""
-    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, min(math.isqrt(n), _MAX_TRIED) + 1) if n % d == 0]
+    divisors = {*small, *(n // d for d in small)}
     return sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:count])
 
 
@@ -42,6 +49,36 @@ def batch_arithmetic(config: Config) -> str:
 def template_fields(template: str) -> set[str]:
     """The field names of a record template. Raises ValueError where it is no format string."""
     return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+
+
+def _paths(c: Config) -> Iterator[Finding]:
+    """No empty path (it would mean the current folder), and none with a NUL, which no system can open."""
+    named = [("model.path", c.model.path), ("model.ref_path", c.model.ref_path), ("run.dir", c.run_dir)]
+    named += [("data.prompts", path) for path in c.data.prompts] + [("eval.prompts", path) for path in c.eval.prompts]
+    named += [("debug.save_rollout_data", c.debug.save_rollout_data)]
+    named += [("debug.load_rollout_data", c.debug.load_rollout_data)]
+    for setting, path in named:
+        if path == "":
+            yield Finding(setting, "must not be empty")
+        elif path is not None and "\0" in path:
+            yield Finding(setting, "must not hold a NUL character")
+        elif path is not None and _is_too_long(path):
+            text = f"is too long for a path: {_MAX_NAME} bytes a name and {_MAX_PATH} in all"
+            yield Finding(setting, text)
+    if c.run.name in ("", ".", ".."):
+        yield Finding("run.name", "must be a name for a folder")
+
+
+def _is_too_long(path: str) -> bool:
+    parts = path.encode("utf-8", "surrogatepass").split(b"/")
+    return max(map(len, parts)) > _MAX_NAME or sum(map(len, parts)) + len(parts) > _MAX_PATH
+
+
+def _cluster(c: Config) -> Iterator[Finding]:
+    address = c.cluster.ray_address
+    if address is not None and not RAY_ADDRESS.fullmatch(address):
+        text = "must be HOST:PORT or ray://HOST:PORT; nothing is discovered or guessed (unset: a cluster of its own)"
+        yield Finding("cluster.ray_address", text)
 
 
 def _mode(c: Config) -> Iterator[Finding]:

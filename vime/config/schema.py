@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+LARGEST = 2**31 - 1
+"""Counts are 32-bit in the libraries that they are handed to."""
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0.0)]
 
@@ -25,7 +27,7 @@ class Run(Section):
     """Run folder: metrics, resolved configuration, checkpoints. ``{name}`` is replaced."""
     name: str = "run"
     """Name of the run; the default of ``run.dir`` uses it."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
     """Every seed (prompt order, each sample, initial RNG) derives from this one."""
     num_rollouts: NonNegative = 1
     """Number of rollouts in the whole run. 0 evaluates once and exits."""
@@ -82,7 +84,7 @@ class Sampling(Section):
     """Longest response in tokens; longer ones end with status truncated."""
     min_response_len: NonNegative = 0
     """Stop ids are not sampled before this length. Neutral 0."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[NonNegative] = []
     """Stop ids beside those of model and tokenizer (the union is used and printed)."""
     ignore_stop: bool = False
     """Go on after stop ids, to the length limit (for benchmarks)."""

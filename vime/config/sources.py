@@ -77,6 +77,8 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str | None]:
     """The tables of a file, or ({}, problem) where it is missing or not TOML; the problem names line and column."""
     try:
         text = path.read_text(encoding="utf-8")
+        if text.startswith("\ufeff"):
+            return {}, f"{path}: starts with a byte order mark; save it as UTF-8 without one"
         return tomllib.loads(text), None
     except FileNotFoundError:
         return {}, f"{path}: no such file"

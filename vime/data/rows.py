@@ -16,6 +16,8 @@ from vime.data.problems import listed
 from vime.errors import UsageError
 
 SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
+LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half a pair; only lines that have one are looked at again."""
 SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -89,6 +91,8 @@ def _path_problem(spec: str, path: str) -> str | None:
         return f"data.prompts: {spec}: a slice is written path@[a:b]"
     if not path.endswith(SUFFIXES):
         return f"data.prompts: {spec}: only {' and '.join(SUFFIXES)} files are read"
+    if Path(path).is_dir():
+        return f"data.prompts: {path}: is a folder; name the files in it"
     return None if Path(path).is_file() else f"data.prompts: {path}: no such file"
 
 
@@ -97,10 +101,14 @@ def _raw_rows(path: str) -> Iterator[tuple[str, Any]]:
     if path.endswith(".parquet"):
         yield from _parquet_rows(path)
         return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield f"{path} line {number}", _parse(line.rstrip())
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path} line {number}", _parse(line.rstrip())
+    except OSError as error:
+        yield f"{path} line {number + 1}", f"cannot be read: {error.strerror}"
 
 
 def _parse(line: bytes) -> Any:
@@ -112,7 +120,19 @@ def _parse(line: bytes) -> Any:
         return f"invalid JSON: {error.msg} at column {error.colno}"
     except RecursionError:
         return "invalid JSON: nested too deeply"
+    except ValueError as error:
+        return f"invalid JSON: {error}"  # a number of more digits than Python reads
+    if LONE_SURROGATE.search(line) and not _is_unicode(value):
+        return "holds half a surrogate pair, which is no character and cannot be encoded"
     return value if isinstance(value, dict) else f"{_kind(value)}, expected an object"
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
@@ -127,7 +147,7 @@ def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
             for value in batch.to_pylist():
                 number += 1
                 yield f"{path} row {number}", value
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowInvalid, OSError) as error:
         yield f"{path} row {number + 1}", f"not readable as parquet: {error}"
 
 

@@ -18,9 +18,9 @@ def load_tokenizer(path: str) -> Any:
         raise UsageError(f"model.path: {path} is not a folder")
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"model.path: no tokenizer in {path}: {reason}", "it needs tokenizer.json") from error
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"model.path: no tokenizer in {path}: {reason}", "it needs a whole tokenizer.json") from error
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

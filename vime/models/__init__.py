@@ -45,13 +45,17 @@ def load_spec(path: str | Path) -> ModelSpec:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"model.path = {str(path)!r}: no config.json there", "give a Hugging Face folder") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{file}: holds no JSON object")
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UsageError(f"{file}: model_type = {family!r} is not supported", f"supported families: {known}")
     try:
         return replace(FAMILIES[family](config), path=str(path))
     except KeyError as error:
         raise UsageError(f"{file}: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise UsageError(f"{file}: a value has the wrong type or size: {error}") from None

@@ -11,29 +11,47 @@ from vime.models.spec import ModelSpec
 ROPE_TYPES = ("default", "linear", "llama3")
 """Rope types whose frequencies do not depend on the sequence and leave the attention scores unscaled."""
 
+SIZES = (
+    "num_attention_heads",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
 
 def dense(family: str, config: Mapping[str, Any], *, has_qkv_bias: bool, has_qk_norm: bool) -> ModelSpec:
     """ModelSpec of a dense Llama-like model. Raises UsageError for a feature that would silently be left out."""
     refuse(config)
-    heads = int(config["num_attention_heads"])
-    head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
+    sizes = {name: positive(config, name) for name in SIZES}
+    heads = sizes["num_attention_heads"]
+    head_dim = config.get("head_dim") or sizes["hidden_size"] // heads
     return ModelSpec(
         family=family,
-        num_layers=int(config["num_hidden_layers"]),
-        hidden_size=int(config["hidden_size"]),
+        num_layers=sizes["num_hidden_layers"],
+        hidden_size=sizes["hidden_size"],
         num_attention_heads=heads,
         num_query_groups=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim),
-        ffn_hidden_size=int(config["intermediate_size"]),
-        vocab_size=int(config["vocab_size"]),
+        ffn_hidden_size=sizes["intermediate_size"],
+        vocab_size=sizes["vocab_size"],
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=has_qkv_bias,
         has_qk_norm=has_qk_norm,
         rms_norm_eps=float(config["rms_norm_eps"]),
         rope=rope(config),
-        max_position_embeddings=int(config["max_position_embeddings"]),
+        max_position_embeddings=sizes["max_position_embeddings"],
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
+
+
+def positive(config: Mapping[str, Any], name: str) -> int:
+    """A size of config.json. Raises KeyError where it is missing, UsageError where it is no positive integer."""
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"model.path: config.json has {name} = {value!r}: must be an integer >= 1")
+    return value
 
 
 def refuse(config: Mapping[str, Any]) -> None:

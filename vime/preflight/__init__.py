@@ -95,6 +95,7 @@ def _model_rules(found: Preflight, loaded: Loaded, spec: ModelSpec) -> None:
         if reference is not None:
             found.add(check.same_architecture(loaded, spec, reference))
     found.add(check.layout(loaded, spec))
+    found.add(check.engine_layout(loaded, spec))
     if found.problems:
         return
     if c.needs_trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -34,16 +35,16 @@ def native_names(loaded: Loaded) -> tuple[list[str], list[str]]:
 def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
     """(what the model is, problems) of the folder under ``setting``; no spec where config.json cannot be used."""
     path = value_of(loaded.config, setting)
-    if path is None or loaded.concerns_invalid([setting]):
+    if path is None or loaded.concerns_invalid([setting]) or _has_line(loaded, setting):
         return None, []
     folder = Path(path)
     problems = [loaded.line(Finding(setting, text)) for text in model_folder.check_parts(folder)]
-    if not (folder / "config.json").is_file() or any("config.json is no JSON" in text for text in problems):
+    if not (folder / "config.json").is_file() or any(": config.json " in text for text in problems):
         return None, problems
     try:
         spec = load_spec(folder)
     except VimeError as error:
-        return None, [*problems, loaded.line(Finding(setting, _one_line(error)))]
+        return None, [*problems, loaded.line(Finding(setting, _one_line(error).removeprefix("model.path: ")))]
     problems += [loaded.line(Finding(setting, t)) for t in model_folder.check_weights(folder, spec.tensors())]
     return spec, problems
 
@@ -52,6 +53,14 @@ def layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
     """Tensor and pipeline sizes against the model."""
     if loaded.config.needs_trainer and not any(path.startswith("parallel.") for path in loaded.invalid):
         yield from _as_ours(loaded, check_layout(spec, loaded.config.parallel))
+
+
+def engine_layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
+    """Tensor-parallel size of the engines against the model."""
+    c, heads = loaded.config, spec.num_attention_heads
+    if c.needs_engines and not loaded.concerns_invalid(["rollout.engine_tp"]) and heads % c.rollout.engine_tp:
+        valid = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        yield loaded.line(Finding("rollout.engine_tp", f"does not divide num_attention_heads = {heads} (try {valid})"))
 
 
 def same_architecture(loaded: Loaded, policy: ModelSpec, reference: ModelSpec) -> Iterator[str]:
@@ -83,11 +92,15 @@ def context(loaded: Loaded, spec: ModelSpec) -> tuple[list[str], list[str]]:
         warnings.append(
             loaded.line(Finding("rollout.sampling.max_response_len", text + "the longest responses are cut"))
         )
+    ids = c.rollout.sampling.stop_token_ids
+    if ids and max(ids) >= spec.vocab_size and not loaded.concerns_invalid(["rollout.sampling.stop_token_ids"]):
+        text = f"must be < vocab_size = {spec.vocab_size} of the model"
+        problems.append(loaded.line(Finding("rollout.sampling.stop_token_ids", text)))
     return problems, warnings
 
 
 def chat_template(loaded: Loaded) -> Iterator[str]:
-    if loaded.concerns_invalid(["model.path"]):
+    if loaded.concerns_invalid(["model.path"]) or _has_line(loaded, "model.path"):
         return
     folder = Path(loaded.config.model.path)
     if loaded.config.data.apply_chat_template and folder.is_dir() and not model_folder.has_chat_template(folder):
@@ -101,8 +114,8 @@ def data_files(loaded: Loaded) -> list[str]:
     from vime.reward import needs_label
 
     c = loaded.config
-    problems = check_files(c.data, needs_label(c.reward))
-    if c.eval.prompts:
+    problems = [] if _has_line(loaded, "data.prompts") else check_files(c.data, needs_label(c.reward))
+    if c.eval.prompts and not _has_line(loaded, "eval.prompts"):
         evaluation = check_files(c.data.model_copy(update={"prompts": c.eval.prompts}), needs_label(c.reward))
         problems += [line.replace("data.prompts", "eval.prompts") for line in evaluation]
     return problems
@@ -147,6 +160,8 @@ def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
     save, load = c.debug.save_rollout_data, c.debug.load_rollout_data
     ids = range(first_rollout_id, max(c.run.num_rollouts, first_rollout_id))
     if save is not None and not _has_line(loaded, "debug.save_rollout_data"):
+        problem = _cannot_create(Path(save).parent)
+        yield from [loaded.line(Finding("debug.save_rollout_data", problem))] if problem else []
         found = check_template(save, len(ids), first_rollout_id=first_rollout_id, overwrite=c.run.overwrite)
         yield from (loaded.line(Finding("debug.save_rollout_data", text)) for text in found[:5])
         if len(found) > 5:
@@ -159,13 +174,15 @@ def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
 def run_folder(loaded: Loaded, resume: str | None) -> Iterator[str]:
     """A folder holds one run: a second one needs ``run.overwrite``, and a resume a checkpoint to start from."""
     folder = Path(loaded.config.run_dir)
+    if _has_line(loaded, "run.dir"):
+        return
     if resume is not None:
         yield from _resume_problems(loaded, Path(resume))
-    elif (folder / "config.toml").exists() and not loaded.config.run.overwrite:
+    if problem := _cannot_create(folder):
+        yield loaded.line(Finding("run.dir", problem))
+    elif resume is None and (folder / "config.toml").exists() and not loaded.config.run.overwrite:
         text = f"{folder} already holds a run; take another run.name, --resume it, or set run.overwrite=true"
         yield loaded.line(Finding("run.dir", text))
-    elif folder.exists() and not folder.is_dir():
-        yield loaded.line(Finding("run.dir", f"{folder} is a file"))
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -201,6 +218,17 @@ def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
     elif found[-1][0] >= loaded.config.run.num_rollouts:
         text = f"the run has {found[-1][0]} rollouts behind it, so nothing is left to do; set a larger run.num_rollouts"
         yield loaded.line(Finding("run.num_rollouts", text))
+
+
+def _cannot_create(folder: Path) -> str | None:
+    """Why nothing can be written below ``folder``, which need not exist yet; None if it can."""
+    try:
+        near = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    except OSError as error:
+        return f"cannot be a folder: {error.strerror}"
+    if not near.is_dir():
+        return f"{near} is a file, not a folder"
+    return None if os.access(near, os.W_OK | os.X_OK) else f"{near} is not writable for this user"
 
 
 def _as_ours(loaded: Loaded, lines: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,14 @@ from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = "model.safetensors.index.json"
-JSON_FILES = ("config.json", "tokenizer_config.json", "chat_template.json", INDEX)
+JSON_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.json",
+    INDEX,
+)
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NUM_SHOWN = 10
@@ -23,7 +30,7 @@ def check_parts(folder: Path) -> list[str]:
     if not folder.is_dir():
         return ["is a file; give the Hugging Face folder"]
     problems = [] if (folder / "config.json").is_file() else ["has no config.json"]
-    problems += [f"{name} is no JSON object" for name in JSON_FILES if _json(folder / name) is None]
+    problems += [text for text in (_problem(folder / name) for name in JSON_FILES) if text]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         problems.append(f"has no tokenizer ({', '.join(TOKENIZER_FILES)})")
     if not (folder / INDEX).is_file() and not list(folder.glob("*.safetensors")):
@@ -55,6 +62,13 @@ def check_weights(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list
 
 def read_header(file: Path) -> tuple[Shapes, str | None]:
     """(name -> shape, problem) of one safetensors file: the 8-byte length, the JSON header, and the size it implies."""
+    try:
+        return _read_header(file)
+    except OSError as error:
+        return {}, f"{file.name}: cannot be read ({error.strerror})"
+
+
+def _read_header(file: Path) -> tuple[Shapes, str | None]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -94,14 +108,27 @@ def _shards(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """The object in a file, {} where there is no file, None where it is no JSON object."""
+    """The object in a file, {} where there is no file, None where it is no JSON object or cannot be read."""
     if not file.is_file():
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError, OSError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _problem(file: Path) -> str | None:
+    """Why a JSON file of the folder cannot be used; None if it can, or is not there."""
+    content = _json(file)
+    if content is not None:
+        is_empty = file.name == "tokenizer.json" and file.is_file() and "model" not in content
+        return "tokenizer.json holds no tokenizer (it has no model)" if is_empty else None
+    try:
+        file.read_bytes()
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"
+    return f"{file.name} is no JSON object"
 
 
 def _other_weights(folder: Path) -> str:

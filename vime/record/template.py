@@ -33,13 +33,15 @@ def check_template(
     if problems:
         return problems
     ids = range(first_rollout_id, first_rollout_id + num_rollouts)
-    paths = [template_path(template, i) for i in ids]
-    if len(set(paths)) < len(paths):
+    if num_rollouts > 1 and not has_placeholder(template):
         return [
             f"{template!r} names one file for {num_rollouts} rollouts: each would overwrite the one before; "
             f"put {{{PLACEHOLDER}}} into the name"
         ]
-    existing = [] if overwrite else [str(p) for p in paths if p.exists()]
+    if overwrite or not num_rollouts:
+        return []
+    done = [i for i in list_ids(template) if i in ids] if has_placeholder(template) else [first_rollout_id]
+    existing = [path for path in (template_path(template, i) for i in done) if path.exists()]
     return [f"{p} exists already (set run.overwrite=true to replace it)" for p in existing]
 
 

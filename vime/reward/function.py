@@ -29,15 +29,16 @@ def load_function(spec: str, field: str, *, num_arguments: int, import_paths: Se
     add_import_paths(import_paths)
     try:
         value: Any = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        hint = "it is looked for in the current folder, beside run.toml and among installed packages"
-        raise UsageError(f"{field} = {spec!r}: import failed: {type(error).__name__}: {error}", hint) from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        where = "looked for in the current folder, beside run.toml and among installed packages"
+        raise UsageError(f"{field} = {spec!r}: import failed: {reason} ({where})") from error
     for name in attribute.split("."):
         if not hasattr(value, name):
             raise UsageError(f"{field} = {spec!r}: {module_name} has no {attribute}")
         value = getattr(value, name)
     if not callable(value):
-        raise UsageError(f"{field} = {spec!r}: a {type(value).__name__}, not a function")
+        raise UsageError(f"{field} = {spec!r}: is of type {type(value).__name__}, not a function")
     problem = _signature_problem(value, num_arguments)
     if problem:
         raise UsageError(f"{field} = {spec!r}: {problem}")
