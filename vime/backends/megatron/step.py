@@ -34,6 +34,7 @@ from vime.train.packing import pack, plan_micro_batches
 from vime.types import StepStats, TrainData
 
 NO_TOKEN = "no trainable token in this step: every loss weight is 0"
+NO_SIGNAL = "no signal in this step: every advantage is 0, and neither KL nor entropy enters the loss"
 _SHOWN = 10
 
 
@@ -97,13 +98,14 @@ class _Pass:
 def train_step(learner: Learner, data: TrainData) -> StepStats:
     """One step. The same StepStats on every rank.
 
-    Without a trainable token the step is skipped. A non-finite loss or gradient raises VimeError naming parameters and
+    Without a trainable token, or where nothing but 0 enters the loss, the step is skipped (Adam's momentum would move
+    the weights, and so would weight decay). A non-finite loss or gradient raises VimeError naming parameters and
     samples (``train.nan_policy = "stop"``) or skips the step; skipped steps leave weights and optimizer bitwise alone.
     """
     started = time.monotonic()
     lr = learner.schedule.at(learner.num_steps_done)
-    if not data.normalizer or not np.any(data.loss_weight_T):
-        return StepStats(0.0, 0.0, lr, 0, time.monotonic() - started, is_skipped=True, skip_reason=NO_TOKEN)
+    if reason := _nothing_to_learn(learner.config, data):
+        return StepStats(0.0, 0.0, lr, 0, time.monotonic() - started, is_skipped=True, skip_reason=reason)
     total = _forward_backward(learner, data)
     grad_norm = _measure(learner)
     stats = StepStats(
@@ -120,18 +122,27 @@ def train_step(learner: Learner, data: TrainData) -> StepStats:
     return replace(stats, seconds=time.monotonic() - started)
 
 
+def _nothing_to_learn(config: Config, data: TrainData) -> str:
+    """Why no forward pass is needed to know that the step has nothing to learn; empty if it may have."""
+    if not data.normalizer or not np.any(data.loss_weight_T):
+        return NO_TOKEN
+    has_penalty = config.algo.kl_coef > 0.0 or config.algo.entropy_coef > 0.0
+    return "" if has_penalty or np.any(data.advantages_T[data.loss_weight_T != 0]) else NO_SIGNAL
+
+
 def _forward_backward(learner: Learner, data: TrainData) -> _Pass:
     for chunk in learner.model.chunks:
         chunk.zero_grad_buffer()
     learner.optimizer.zero_grad()
     micros = _micros(learner, data)
 
+    expected = int(np.count_nonzero(data.loss_weight_T))
+
     def loss_of(micro: Micro, logits: Tensor) -> tuple[Tensor, _Pass]:
-        return _loss(learner, micro, logits, data.normalizer)
+        return _loss(learner, micro, logits, data.normalizer, expected)
 
     results = run_schedule(learner.model, micros, loss_of, forward_only=False)
     total = _reduce(results)
-    expected = int(np.count_nonzero(data.loss_weight_T))
     assert total.num_tokens == expected, f"{total.num_tokens} positions carry loss, the data has {expected}"
     return total
 
@@ -144,27 +155,34 @@ def _micros(learner: Learner, data: TrainData) -> list[Micro]:
     return [make_micro(i, b.tokens_T, b.cu_seqlens, layout, b) for i, b in enumerate(batches)]
 
 
-def _loss(learner: Learner, micro: Micro, logits: Tensor, normalizer: float) -> tuple[Tensor, _Pass]:
-    """This rank's share of the step's loss, and its sums."""
+def _loss(learner: Learner, micro: Micro, logits: Tensor, normalizer: float, num_trained: int) -> tuple[Tensor, _Pass]:
+    """This rank's share of the step's loss, and of its statistics: pg_loss is a part of the loss and weighted like it,
+    all others are means over the step's ``num_trained`` tokens, whatever the normalisation of the loss.
+    """
     config, batch = learner.config, micro.payload
     temperature, needs_entropy_grad = config.rollout.sampling.temperature, config.algo.entropy_coef > 0.0
     log_probs_S, entropy_S = score(learner.model, micro, logits, temperature, with_entropy=True)
+    weight_S = micro.local(batch.loss_weight_T)
+    is_on = weight_S != 0
+    still_S = log_probs_S.detach()
+
+    def on(values_T: np.ndarray, neutral_S: Tensor) -> Tensor:
+        """Off mask neutral: a weight of 0 keeps no non-finite value out of the gradient (0 * inf is nan)."""
+        return torch.where(is_on, micro.local(values_T), neutral_S)
+
     loss_S, stats = policy_loss(
         config.algo,
         log_probs_S,
-        micro.local(batch.old_log_probs_T),
-        micro.local(batch.advantages_T),
-        None if batch.ref_log_probs_T is None else micro.local(batch.ref_log_probs_T),
+        on(batch.old_log_probs_T, still_S),
+        on(batch.advantages_T, torch.zeros_like(still_S)),
+        None if batch.ref_log_probs_T is None else on(batch.ref_log_probs_T, still_S),
         entropy_S if needs_entropy_grad else entropy_S.detach(),
     )
-    weight_S = micro.local(batch.loss_weight_T)
-    is_on = weight_S != 0
-    # where(): a position without weight must not turn a non-finite value there into 0 * inf = nan.
     loss = torch.where(is_on, weight_S * loss_S, 0.0).sum() / normalizer
-    sums = {
-        name: float((torch.where(is_on, weight_S * value, 0.0).double().sum() / normalizer).item())
-        for name, value in stats.items()
-    }
+    sums = {}
+    for name, value_S in stats.items():
+        value_S, total = (weight_S * value_S, normalizer) if name == "pg_loss" else (value_S, num_trained)
+        sums[name] = float((torch.where(is_on, value_S, 0.0).double().sum() / total).item())
     done = _Pass(float(loss.detach().item()), int(is_on.sum().item()), sums)
     if not math.isfinite(done.loss):
         done.bad_samples = _samples_at(micro, is_on & ~torch.isfinite(loss_S.detach()))
