@@ -64,7 +64,7 @@ class RayTrainer:
             session.start_actor(TrainerActor, f"trainer rank {r}", options, config, r, size) for r in range(size)
         ]
         self._session = session
-        self._put: tuple[int, Any] | None = None
+        self._put: tuple[RolloutBatch, Any] | None = None
 
     def start(self) -> dict[str, Any]:
         """Build every rank; returns rank 0's description. Raises VimeError with the first cause."""
@@ -78,8 +78,8 @@ class RayTrainer:
     def log_probs(self, batch: RolloutBatch, of: str = "policy") -> np.ndarray:
         import ray
 
-        if self._put is None or self._put[0] != id(batch):
-            self._put = (id(batch), ray.put(replace(batch, rows=[])))
+        if self._put is None or self._put[0] is not batch:
+            self._put = (batch, ray.put(replace(batch, rows=[])))
         parts = self._all("log_probs", self._put[1], of, what=f"log-probs of {of}")
         out = np.full(batch.num_tokens, np.nan, np.float32)
         for part in parts.values():

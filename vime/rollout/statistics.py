@@ -44,7 +44,9 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
         out |= {f"rollout/reward/{f}": float(getattr(rewards_N, f)()) for f in ("std", "min", "max")}
     out |= _lengths("rollout/response_len/", lengths_N, ("mean", "median", "min", "max", "p95"))
     out |= _lengths("rollout/prompt_len/", batch.prompt_lens_N, ("mean", "min", "max"))
-    out |= {f"rollout/zero_std/count_{reward:.1f}": count for reward, count in sorted(constant.items())}
+    for reward, count in sorted(constant.items()):
+        name = f"rollout/zero_std/count_{round(reward, 1) + 0.0:.1f}"  # + 0.0: -0.04 is 0.0, not -0.0
+        out[name] = out.get(name, 0) + count
     out |= {f"rollout/status/{s}": n for s, n in sorted(Counter(row["status"] for row in batch.rows).items())}
     prefix = "dropped_"
     dropped = {k.removeprefix(prefix): n for k, n in batch.header.counts.items() if k.startswith(prefix)}
@@ -59,11 +61,6 @@ def warnings(batch: RolloutBatch, config: Config) -> list[str]:
             "every sample reached the length limit (sampling.max_response_len="
             f"{config.rollout.sampling.max_response_len}): does the model stop? stop ids: "
             f"{batch.header.stop_token_ids or 'see the engine log'}"
-        )
-    if len(batch) and config.rollout.num_samples_per_prompt == 1:
-        lines.append(
-            "rollout.num_samples_per_prompt=1: a group of one carries no signal, "
-            "every advantage is 0 under a group baseline"
         )
     dropped = {k.removeprefix("dropped_"): n for k, n in batch.header.counts.items() if k.startswith("dropped_")}
     if dropped:

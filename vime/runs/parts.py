@@ -47,12 +47,8 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
     config, say = loaded.config, observer.progress
     with ExitStack() as stack:
         with say.phase("starting"):
-            # What only the driver does goes on beside: Ray, trainer and engines take seconds each to come up.
-            prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
             session = RaySession.start(config)
             stack.callback(session.close)
-            if prompts.done():
-                prompts.result()  # bad prompts end the run before anything else is started
             placement = place(config, session.resources())
             for text in placement.warnings:
                 say.warn(text)
@@ -60,9 +56,12 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             if engines is not None:
                 engines.begin()
             trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
+            # What only the driver does goes on while trainer and engines come up. Not while Ray does: importing
+            # transformers in a second thread made Ray's start, which all else waits for, about three times as long.
+            prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
             if trainer is not None:
                 introduce_trainer(say, trainer.start())
-            prompts.result()
+            prompts.result()  # bad prompts end the run before it waits for the engines
             infos = engines.wait() if engines is not None else []
             if engines is not None:
                 stack.enter_context(_ended(engines))
