@@ -51,6 +51,13 @@ def test_groups_are_told_by_id_and_not_by_position():
     }  # fmt: skip
 
 
+def test_rewards_that_round_alike_are_counted_together():
+    batch = batch_of(*[sample(g, i, reward=r) for g, r in enumerate((0.51, 0.52, -0.04)) for i in range(2)])
+    assert {k: v for k, v in statistics(batch).items() if "zero_std" in k} == {
+        "rollout/zero_std/count_0.0": 1, "rollout/zero_std/count_0.5": 2,
+    }  # fmt: skip
+
+
 def test_nothing_is_nan_where_there_is_nothing():
     got = statistics(batch_of(sample(reward=1.0, response=())))
     assert "rollout/rollout_log_probs" not in got

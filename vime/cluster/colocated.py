@@ -15,9 +15,11 @@ import numpy as np
 
 from vime.cluster.engines import RayEngine
 from vime.cluster.trainer import RayTrainer
+from vime.errors import VimeError
 from vime.protocols import Rollouts, WeightTransport
 from vime.types import RolloutBatch, StepStats, WeightManifest
 
+GRACE_SECONDS = 120.0
 WEIGHTS_DROPPED = 2  # sleep level: the next sync carries every weight
 
 
@@ -31,7 +33,7 @@ class ColocatedRollouts:
 
     def produce(self, rollout_id: int) -> RolloutBatch:
         batch = self.inner.produce(rollout_id)
-        asyncio.run(_all(self.engines, "sleep", WEIGHTS_DROPPED))
+        asyncio.run(_all(self.engines, _limit(self.trainer), "sleep", WEIGHTS_DROPPED))
         self.trainer.onload()
         return batch
 
@@ -53,7 +55,7 @@ class ColocatedTransport:
 
     def sync(self, version: int) -> WeightManifest:
         if not self.are_engines_awake:
-            asyncio.run(_all(self.engines, "wake"))
+            asyncio.run(_all(self.engines, _limit(self.trainer), "wake"))
         manifest = self.inner.sync(version)
         self.trainer.offload()
         self.are_engines_awake = False  # the rollout that follows puts them to sleep
@@ -87,5 +89,18 @@ class ColocatedTrainer:
         self.inner.offload()
 
 
-async def _all(engines: Sequence[RayEngine], method: str, *args: Any) -> None:
-    await asyncio.gather(*(getattr(engine, method)(*args) for engine in engines))
+def _limit(trainer: RayTrainer) -> float:
+    """The engines' own limits, which name what hung, expire first."""
+    return trainer.config.weights.timeout_seconds + GRACE_SECONDS
+
+
+async def _all(engines: Sequence[RayEngine], limit_seconds: float, method: str, *args: Any) -> None:
+    """Call every engine at once. Raises VimeError if one does not answer in time."""
+    calls = asyncio.gather(*(getattr(engine, method)(*args) for engine in engines))
+    try:
+        await asyncio.wait_for(calls, limit_seconds)
+    except TimeoutError as error:
+        raise VimeError(
+            f"colocation: {method} of the engines did not end within {limit_seconds:g} s",
+            "look where their processes stand (py-spy dump), or raise weights.timeout_seconds",
+        ) from error

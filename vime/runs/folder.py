@@ -57,7 +57,9 @@ class RunFolder:
         return found[-1]
 
     def prune(self, keep: int | None) -> None:
+        """Remove all but the newest ``keep`` checkpoints. Killed half-way, it leaves none that looks complete."""
         for old in self.checkpoints()[: -keep if keep else 0]:
+            (old / "manifest.json").unlink()
             shutil.rmtree(old)
 
     def begin(self, loaded: Loaded, resume: bool) -> None:
