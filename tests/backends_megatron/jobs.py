@@ -255,9 +255,12 @@ def edge_steps(rank: int, world_size: int, port: int, settings: Config) -> dict[
         except VimeError as error:
             out["nan"] = error.message
         off_mask = good.advantages_T.copy()
-        off_mask[rollout.offsets[3]] = np.inf  # a prompt token: no weight
+        off_mask[rollout.offsets[3] + 1] = np.inf  # a prompt token with a predecessor: a log-prob, but no weight
         out["same"] = all(np.array_equal(a, b) for a, b in zip(before, snapshot(made), strict=True))
-        out["off_mask"] = made.step(train_data(rollout, scored, advantages_T=off_mask))
+        old, ref = good.old_log_probs_T.copy(), good.ref_log_probs_T.copy()
+        old[rollout.offsets[4] + 1], ref[rollout.offsets[4] + 1] = -np.inf, np.nan
+        changes = {"advantages_T": off_mask, "old_log_probs_T": old, "ref_log_probs_T": ref}
+        out["off_mask"] = made.step(train_data(rollout, scored, **changes))
         weight = dict(named_parameters(made.policy))["decoder.layers.1.mlp.linear_fc2.weight"]
         weight.data[0, 0] = np.nan
         try:
@@ -338,13 +341,13 @@ def first_answer_token(rank: int, world_size: int, port: int, settings: Config) 
     with trainer(settings, rank, world_size, port) as made:
         scored = log_probs(made, rollout)
         shifted = scored + np.array([9, 9, 9, 0.01, 0.02], np.float32)
-        ones = np.ones(5, np.float32)
-        return {
-            "scored": scored,
-            "stats": made.step(
-                train_data(rollout, scored, advantages_T=ones, old_log_probs_T=shifted, ref_log_probs_T=scored)
-            ),
-        }
+        ones, away = np.ones(5, np.float32), shifted - scored
+        first = train_data(rollout, scored, advantages_T=ones, old_log_probs_T=shifted, ref_log_probs_T=scored)
+        stats = made.step(first)
+        again = log_probs(made, rollout)
+        constant = train_data(rollout, again, advantages_T=ones, old_log_probs_T=again + away, ref_log_probs_T=again)
+        constant.loss_weight_T, constant.normalizer = constant.loss_weight_T / 8, 1.0
+        return {"scored": scored, "stats": stats, "constant": made.step(constant)}
 
 
 def export(rank: int, world_size: int, port: int, settings: Config, path: str) -> np.ndarray:

@@ -64,6 +64,10 @@ def test_first_answer_token_carries_loss(pool, tiny):
     assert stats.metrics["train/kl_loss"] == 0.0
     assert out["scored"][0] == 0.0
     assert (out["scored"][1:] < 0).all()
+    constant = out["constant"]  # Dr. GRPO: the loss is a sum over a constant, and a mean stays a mean
+    assert constant.loss == pytest.approx(-(np.exp(-0.01) + np.exp(-0.02)) / 8, rel=1e-5)
+    assert constant.metrics["train/pg_loss"] == pytest.approx(constant.loss, rel=1e-6)
+    assert constant.metrics["train/ppo_kl"] == pytest.approx(0.015, rel=1e-4)
 
 
 @pytest.mark.parametrize(("world_size", "temperature"), [(1, 1.0), (2, 1.0), (2, 0.7)])
