@@ -16,7 +16,7 @@ from vime.reward import RewardPool, check
 from vime.types import Sample, Status
 
 MODULE = '''
-import asyncio, ctypes, os, signal, sys, time
+import asyncio, ctypes, os, signal, subprocess, sys, time
 import helper_beside_it
 
 CALLS = 0
@@ -36,6 +36,11 @@ def by_text(sample):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         time.sleep(1000)
+    if text.startswith("child"):
+        process = subprocess.Popen(["sleep", "1000"])
+        with open(os.path.join(os.path.dirname(__file__), "child"), "w") as file:
+            file.write(str(process.pid))
+        os._exit(4) if text == "child, exit" else time.sleep(1000)
     if text == "sys.exit":
         sys.exit(3)
     if text == "os._exit":
@@ -102,6 +107,21 @@ def pool_of(folder):
 
 def scores(pool, *texts):
     return pool.score([[sample(text, i) for i, text in enumerate(texts)]])[0]
+
+
+@pytest.mark.parametrize("text", ["child", "child, exit"])
+def test_what_the_function_started_ends_with_its_worker(pool_of, folder, text):
+    pool = pool_of(timeout_seconds=2.0)
+    if text == "child":
+        assert scores(pool, text) == [0.0]
+    else:
+        with pytest.raises(VimeError, match="exit code 4"):
+            scores(pool, text)
+    child = Path(f"/proc/{(Path(folder) / 'child').read_text()}/stat")
+    deadline = time.monotonic() + 5
+    while child.exists() and ") Z" not in child.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.exists() or ") Z" in child.read_text()
 
 
 def test_values_in_order_whatever_finishes_first(pool_of):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -152,6 +154,7 @@ class Worker:
         self._requests = Connection(we_write, readable=False)
         self._replies = Connection(we_read, writable=False)
         self.is_dead = False
+        self._is_group_ended = False
         self._send(start)
 
     def wait_until_ready(self, name: str) -> None:
@@ -170,11 +173,15 @@ class Worker:
         return self._receive(timeout_seconds)
 
     def kill(self) -> None:
-        """SIGKILL and reap; safe to call twice."""
+        """SIGKILL it, with all that the function has started, and reap; safe to call twice."""
         self.is_dead = True
         self.process.kill()
         self.process.wait(timeout=START_TIMEOUT_SECONDS)
         self._requests.close()
+        if not self._is_group_ended:
+            self._is_group_ended = True  # once: later the number may be another group's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a session of its own
 
     def _send(self, message: object) -> None:
         try:
