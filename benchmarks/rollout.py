@@ -33,15 +33,18 @@ def run(repetitions: int, cases: Sequence[Case] = (QUICKSTART, TINY)) -> Result:
         "measured: LiveRollouts.produce through a Ray actor, text decoded and reward `format` computed; "
         "against: vllm.LLM.generate, the same token ids, seeds, sampling and engine arguments, no text, no reward"
     )
-    for case in cases:
-        with ExitStack() as stack:
-            _measure(case, repetitions, result, stack)
+    session = RaySession.start(cases[0].config())  # one for all: a process can join one private cluster only
+    with ExitStack() as whole:
+        whole.callback(session.close)
+        for case in cases:
+            with ExitStack() as stack:
+                _measure(case, repetitions, result, session, stack)
     return result
 
 
-def _measure(case: Case, repetitions: int, result: Result, stack: ExitStack) -> None:
+def _measure(case: Case, repetitions: int, result: Result, session: RaySession, stack: ExitStack) -> None:
     config = case.config()
-    through = Through.start(config, stack)
+    through = Through.start(config, session, stack)
     bare = stack.enter_context(Side("benchmarks.bare_vllm:BareEngine", config, env=ONE_THREAD | ENVIRONMENT))
     sides = {"vime": through.produce, "bare": lambda turn: bare.call("generate", requests(through.batches[turn]))}
     found = interleave(sides, repetitions)
@@ -63,10 +66,8 @@ class Through:
     batches: list[RolloutBatch]
 
     @classmethod
-    def start(cls, config: Config, stack: ExitStack) -> Through:
-        """Ray, the engine and the reward's worker; all end with ``stack``."""
-        session = RaySession.start(config)
-        stack.callback(session.close)
+    def start(cls, config: Config, session: RaySession, stack: ExitStack) -> Through:
+        """The engine and the reward's worker; they end with ``stack``."""
         engines = RayEngines(config, session, place(config, session.resources()).engine_options)
         engines.begin()
         source = PromptSource(config.data, load_tokenizer(config.model.path), seed=config.run.seed)

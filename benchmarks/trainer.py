@@ -17,7 +17,7 @@ GOAL = Goal(at_least=1.0)
 PROMPT_LEN = 24
 MAX_RESPONSE_LEN = 64
 MAX_TOKENS_PER_MICRO_BATCH = 512
-NUM_SEQUENCES = {"quickstart": 16, "tiny": 128}
+NUM_SEQUENCES = {"quickstart": 8, "tiny": 128}
 
 
 def run(repetitions: int, cases: Sequence[Case] = (QUICKSTART, TINY)) -> Result:
