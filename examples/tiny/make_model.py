@@ -179,6 +179,10 @@ def _model(family: str, tied: bool, steps: int, seed: int) -> Any:
         for weight in model.parameters():
             if weight.ndim == 1:  # norms and biases
                 weight.add_(torch.randn_like(weight), alpha=0.1)
+        # transformers leaves the padding row 0; a policy that samples <pad> would have its gradient blown up there by
+        # the first RMSNorm (1 / sqrt(eps) = 1000).
+        padding = model.get_input_embeddings().weight[PAD_ID]
+        padding.copy_(config.initializer_range * torch.randn_like(padding))
     if steps:
         _warm_start(model, steps, random.Random(seed))
     return model

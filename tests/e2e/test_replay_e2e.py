@@ -9,13 +9,12 @@ from commands import vime
 
 from vime.metrics import read_jsonl
 
-BLOCKER = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == {name!r}:
-            raise ModuleNotFoundError("No module named " + repr(name), name=name)
-sys.meta_path.insert(0, Blocked())
+ABSENT = """
+import importlib.machinery as machinery
+found = machinery.PathFinder.find_spec
+def find_spec(cls, name, path=None, target=None):
+    return None if name.split(".")[0] == {name!r} else found(name, path, target)
+machinery.PathFinder.find_spec = classmethod(find_spec)
 """
 
 LAYOUTS = {
@@ -28,7 +27,7 @@ LAYOUTS = {
 
 def without(name: str, folder: Path) -> str:
     """A PYTHONPATH under which ``name`` cannot be imported, in any process."""
-    (folder / "sitecustomize.py").write_text(BLOCKER.format(name=name))
+    (folder / "sitecustomize.py").write_text(ABSENT.format(name=name))
     return str(folder)
 
 
