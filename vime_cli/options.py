@@ -18,7 +18,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN.toml|KEY=VALUE",
-        help="TOML files in order, later ones win; then settings such as train.lr=1e-6.",
+        help="TOML files in order, later ones win; then settings such as train.lr=1e-6 (--print-config lists them).",
         show_default=False,
     ),
 ]

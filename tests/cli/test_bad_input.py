@@ -101,6 +101,22 @@ def test_half_a_model_folder(inputs, name, content, message):
     assert line.startswith(f'model.path = "{inputs}/model" (run.toml): {message}')
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_broken_chat_template(inputs, name):
+    text = "{% for m in messages %}\n{{ m.content }"
+    file = inputs / "model" / name
+    file.write_text(text if name.endswith("jinja") else json.dumps({"chat_template": text}))
+    (line,) = refused()
+    assert line.startswith(f'model.path = "{inputs}/model" (run.toml): its chat template is broken at line 2: ')
+    assert CliRunner().invoke(app, ["train", "run.toml", "--dry-run", "data.apply_chat_template=false"]).exit_code == 0
+
+
+def test_a_chat_template_with_tags_of_transformers(inputs):
+    text = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% continue %}{% endfor %}"
+    (inputs / "model" / "chat_template.jinja").write_text(text)
+    assert CliRunner().invoke(app, ["train", "run.toml", "--dry-run"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -106,6 +106,8 @@ def chat_template(loaded: Loaded) -> Iterator[str]:
     if loaded.config.data.apply_chat_template and folder.is_dir() and not model_folder.has_chat_template(folder):
         text = "needs a chat template, and the tokenizer of model.path has none; set it to false for plain text prompts"
         yield loaded.line(Finding("data.apply_chat_template", text, ("model.path",)))
+    elif loaded.config.data.apply_chat_template and (problem := model_folder.chat_template_problem(folder)):
+        yield loaded.line(Finding("model.path", problem))
 
 
 def data_files(loaded: Loaded) -> list[str]:

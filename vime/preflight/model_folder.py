@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,30 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "additional_chat_templates").is_dir():
         return True
     return any(bool((_json(folder / name) or {}).get("chat_template")) for name in TEMPLATE_FILES)
+
+
+def chat_template_problem(folder: Path) -> str | None:
+    """A syntax error of the chat template, found where jinja2 is installed. Tags of transformers are left to it."""
+    file = folder / "chat_template.jinja"
+    try:
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+        else:
+            text = next(t for t in ((_json(folder / name) or {}).get("chat_template") for name in TEMPLATE_FILES) if t)
+    except StopIteration:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{file.name} cannot be read ({error})"
+    if not isinstance(text, str) or importlib.util.find_spec("jinja2") is None:
+        return None
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        is_foreign = (error.message or "").startswith("Encountered unknown tag")
+        return None if is_foreign else f"its chat template is broken at line {error.lineno}: {error.message}"
+    return None
 
 
 def _shards(folder: Path) -> tuple[list[Path], list[str]]:
