@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import jobs
 import numpy as np
 import pytest
@@ -46,6 +49,16 @@ def test_faulty_folders_are_refused(pool, tiny, tmp_path):
     assert "no *.safetensors" in pool.run(1, jobs.refusal, jobs.config(empty))[0]
     (empty / "model.safetensors").write_bytes(b"\x10" * 40)
     assert "cannot be read" in pool.run(1, jobs.refusal, jobs.config(empty))[0]
+
+
+def test_only_the_files_of_the_index_count_and_no_tensor_is_in_two(pool, tiny, tmp_path):
+    folder = random_models.rewrite(tiny(), tmp_path / "indexed", dict)
+    shutil.copyfile(folder / "model.safetensors", folder / "model-00001.safetensors")
+    assert "in another file too" in pool.run(1, jobs.refusal, jobs.config(folder))[0]
+    (folder / "model.safetensors").write_bytes(b"an older file, which the index does not name")
+    index = dict.fromkeys(random_models.tensors(tiny()), "model-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert pool.run(1, jobs.refusal, jobs.config(folder))[0] == "no error"
 
 
 def test_a_tied_model_may_repeat_its_embedding_as_lm_head_but_not_another(pool, tiny, tmp_path):

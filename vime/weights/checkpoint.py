@@ -25,13 +25,14 @@ SAFETENSORS_DTYPES = {
 def read_specs(folder: str | Path) -> list[TensorEntry]:
     """One entry per tensor of ``folder/*.safetensors``, without digests. Raises UsageError if there is none."""
     folder = Path(folder)
-    files = _files(folder)
+    files = shard_files(folder)
     if not files:
         raise UsageError(f"model.path = {folder}: no *.safetensors file", "convert the checkpoint to safetensors")
     return [entry for file in files for entry in _header(file)]
 
 
-def _files(folder: Path) -> list[Path]:
+def shard_files(folder: Path) -> list[Path]:
+    """The *.safetensors files of a folder, those of its index where there is one; UsageError if one is not there."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = set(json.loads(index.read_text())["weight_map"].values())

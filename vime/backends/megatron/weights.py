@@ -23,6 +23,7 @@ from vime.backends.megatron.build import Model, padded_vocab_size
 from vime.errors import VimeError
 from vime.models import ModelSpec, rank_names
 from vime.models import hf_names as table_names
+from vime.weights.checkpoint import shard_files
 
 OUTPUT, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 _VOCAB_NAMES = (OUTPUT, EMBEDDING)
@@ -68,7 +69,7 @@ class Folder:
         from safetensors import SafetensorError, safe_open
 
         self.path = path
-        files = sorted(Path(path).glob("*.safetensors"))
+        files = shard_files(Path(path))
         if not files:
             raise VimeError(f"{path}: no *.safetensors file there", "model.path must be a complete Hugging Face folder")
         self._of: dict[str, Any] = {}
@@ -77,6 +78,8 @@ class Folder:
                 handle = safe_open(file, "pt")
             except (SafetensorError, OSError) as error:
                 raise VimeError(f"{file}: cannot be read ({error})", "copy the file again") from error
+            if twice := sorted(self._of.keys() & set(handle.keys())):
+                raise VimeError(f"{file}: {_listed('in another file too', twice)}", "leave one file of each tensor")
             self._of.update(dict.fromkeys(handle.keys(), handle))
 
     def names(self) -> set[str]:
