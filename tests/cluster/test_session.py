@@ -122,18 +122,23 @@ def test_pids_of_a_joined_cluster_are_not_watched():
     assert session.processes == set()
 
 
-def test_a_cluster_that_does_not_come_up_leaves_nothing(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (Exception("The current node timed out.\nmore"), VimeError)],
+)
+def test_a_cluster_that_does_not_come_up_leaves_nothing(monkeypatch, tmp_path, raised, expected):
     import ray
 
-    def interrupted(**_):
-        raise KeyboardInterrupt
+    def failing(**_):
+        raise raised
 
-    monkeypatch.setattr(ray, "init", interrupted)
+    monkeypatch.setattr(ray, "init", failing)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # the cluster of this module goes on
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(expected) as error:
         RaySession.start(config())
+    assert expected is KeyboardInterrupt or str(error.value).endswith("did not come up: The current node timed out.")
     assert list(tmp_path.iterdir()) == []
 
 

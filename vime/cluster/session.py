@@ -71,8 +71,13 @@ class RaySession:
                     log_to_driver=False,
                     logging_level="error",
                 )
-        except BaseException:  # an interrupt too: half a cluster must not stay
+        except BaseException as error:  # an interrupt too: half a cluster must not stay
             session.close()
+            if isinstance(error, Exception):  # Ray raises nothing more specific
+                raise VimeError(
+                    f"the private Ray cluster did not come up: {str(error).splitlines()[0]}",
+                    f"Ray gives its own processes 30 s: is the machine overloaded, or {temp_dir.parent} full?",
+                ) from error
             raise
         session.address = context.address_info["gcs_address"]
         logger.info("private Ray cluster at %s, token authentication", session.address)

@@ -10,12 +10,15 @@ import signal
 from collections.abc import Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1
-_state = {"registered": False, "active": False}
+_state = {"registered": False, "parent": 0}
 
 
 def _die_with_parent() -> None:
-    if _state["active"]:
+    if _state["parent"]:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != _state["parent"]:  # it ended between the fork and the line above
+            os._exit(1)
+        _state["parent"] = os.getpid()  # of what this process forks in turn
 
 
 @contextlib.contextmanager
@@ -27,11 +30,11 @@ def forking_dies_with_parent() -> Iterator[None]:
     if not _state["registered"]:
         os.register_at_fork(after_in_child=_die_with_parent)
         _state["registered"] = True
-    _state["active"] = True
+    _state["parent"] = os.getpid()
     try:
         yield
     finally:
-        _state["active"] = False
+        _state["parent"] = 0
 
 
 class DeathWatch:
