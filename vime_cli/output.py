@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from vime import __version__
-from vime.errors import VimeError
+from vime.errors import CheckFailed, VimeError
 
 if TYPE_CHECKING:
     from vime.config.show import Row
@@ -82,13 +82,16 @@ def dry_run(pre: Preflight, as_json: bool) -> None:
 
 
 def result(found: Any, as_json: bool) -> None:
-    """The closing table of a run, or all of it as JSON."""
+    """The closing table of a run, or all of it as JSON. Raises CheckFailed if a verdict was FAIL."""
     if as_json:
         _json(found.as_dict())
     else:
         if examples := found.example_rows():
             table("answers", ("prompt", "label", "before", "after"), examples)
         table("result", ("", ""), found.rows(), has_header=False)
+    if failed := found.failed_checks:
+        lines = [f"check failed: {check.name}: {check.measured}" for check in failed]
+        raise CheckFailed("\n".join(lines), "the evidence and what to try stand above, where the check was made")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True) -> None:

@@ -1,11 +1,13 @@
 """What a command turns an outcome into: text on the right stream, and an exit code."""
 
 import json
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from vime.errors import CheckFailed, UsageError, VimeError
+from vime.types import CheckResult, Verdict
 from vime_cli import output, train
 from vime_cli.app import app
 from vime_cli.options import split
@@ -47,6 +49,8 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
 class Result:
     """The part of a run's result that is printed."""
 
+    failed_checks: ClassVar[list] = []
+
     def rows(self):
         return [("mean reward", "0.100 -> 0.900")]
 
@@ -55,6 +59,15 @@ class Result:
 
     def as_dict(self):
         return {"rewards": [0.1, float("nan"), float("inf")], "run_dir": "runs/run"}
+
+
+def test_a_failed_check_is_exit_code_1_after_the_result_is_printed(capsys):
+    result = Result()
+    result.failed_checks = [CheckResult("log_probs == ref_log_probs", Verdict.FAIL, "3 of 9 tokens differ")]
+    with pytest.raises(CheckFailed, match="3 of 9 tokens differ") as error:
+        output.result(result, as_json=True)
+    assert json.loads(capsys.readouterr().out)["run_dir"] == "runs/run"
+    assert error.value.exit_code == 1
 
 
 def test_result_as_table_and_as_json(capsys):

@@ -229,6 +229,10 @@ def test_resume_with_other_settings_is_said(inputs):
     found = check("train.lr=1e-3", resume="runs/run")
     assert found.problems == []
     assert found.warnings == ["train.lr = 0.001 (command line): differs from the run that is resumed, which had 1e-06"]
+    longer = ("run.num_rollouts=9", "train.lr_schedule=linear")
+    changes = "changes the learning rate from here on: the linear decay was planned over"
+    assert any(changes in line for line in check(*longer, resume="runs/run").warnings)
+    assert not any(changes in line for line in check(longer[0], resume="runs/run").warnings)
 
 
 def test_another_architecture_is_no_reference(inputs):

@@ -79,6 +79,7 @@ def test_recorded_rollouts_bring_their_own_number_of_samples():
         "repetition_penalty=1.1",
         "presence_penalty=0.1",
         "frequency_penalty=0.1",
+        "min_response_len=2",
     ],
 )
 def test_sampling_is_neutral_for_training_and_free_for_generation(override):
@@ -105,7 +106,10 @@ def test_no_rollouts_evaluates_once_or_is_refused():
         (["debug.train_only=true"], "debug.train_only = true (command line): needs debug.load_rollout_data"),
         (["debug.rollout_only=true", RECORD], "debug.rollout_only = true (command line): contradicts"),
         (["rollout.sampling.top_k=-1", "debug.rollout_only=true"], "0 means all tokens"),
-        (["rollout.sampling.min_response_len=300"], "must be <= rollout.sampling.max_response_len = 256"),
+        (
+            ["rollout.sampling.min_response_len=300", "debug.rollout_only=true"],
+            "must be <= rollout.sampling.max_response_len = 256",
+        ),
         (["rollout.max_context_len=32", "data.max_prompt_len=32"], "must be > data.max_prompt_len = 32"),
         (["reward.name=user"], 'reward.name = "user" (command line): needs reward.function'),
         (["reward.name=user", "reward.function=nocolon"], "must read 'package.module:attribute'"),

@@ -184,7 +184,7 @@ def _sampling(c: Config) -> Iterator[Finding]:
         text = "must be > 0 for training (log-probs are divided by it); greedy is allowed with debug.rollout_only"
         yield Finding("rollout.sampling.temperature", text, reads)
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    neutral |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    neutral |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_response_len": 0}
     for name, value in neutral.items():
         if getattr(s, name) != value and not (name == "top_k" and s.top_k < 0):
             text = (

@@ -83,7 +83,7 @@ class Sampling(Section):
     max_response_len: Positive = 256
     """Longest response in tokens; longer ones end with status truncated."""
     min_response_len: NonNegative = 0
-    """Stop ids are not sampled before this length. Neutral 0."""
+    """Stop ids are not sampled before this length. Neutral 0; see top_p."""
     stop_token_ids: list[NonNegative] = []
     """Stop ids beside those of model and tokenizer (the union is used and printed)."""
     ignore_stop: bool = False

@@ -208,6 +208,10 @@ def resume_changes(loaded: Loaded, resume: str) -> Iterator[str]:
         old, new = value_of(before.config, path), value_of(loaded.config, path)
         if old != new:
             yield loaded.line(Finding(path, f"differs from the run that is resumed, which had {short(old)}"))
+    planned, schedule = before.config.run.num_rollouts, loaded.config.train.lr_schedule
+    if schedule != "constant" and planned != loaded.config.run.num_rollouts:
+        text = f"changes the learning rate from here on: the {schedule} decay was planned over {planned} rollouts"
+        yield loaded.line(Finding("run.num_rollouts", text, ("train.lr_schedule",)))
 
 
 def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
