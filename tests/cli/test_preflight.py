@@ -217,6 +217,7 @@ def test_resume_needs_a_complete_checkpoint(inputs):
     (half / "manifest.json").write_text("{}")
     assert problems(resume="runs/run") == []
     assert "2 rollouts behind it" in only(problems("run.num_rollouts=2", resume="runs/run"))
+    assert "nothing to restore" in only(problems("debug.rollout_only=true", resume="runs/run"))
 
 
 def test_resume_with_other_settings_is_said(inputs):

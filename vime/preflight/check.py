@@ -218,6 +218,9 @@ def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
     if not (folder / "config.toml").is_file():
         yield f"--resume {folder}: is no run folder (it has no config.toml)"
         return
+    if not loaded.config.needs_trainer:
+        yield f"--resume {folder}: without a trainer (debug.rollout_only, num_rollouts = 0) there is nothing to restore"
+        return
     found = checkpoints(folder)
     if not found:
         yield f"--resume {folder}: has no complete checkpoint; only runs with checkpoint.save_interval > 0 have one"
