@@ -56,8 +56,8 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             if engines is not None:
                 engines.begin()
             trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
-            # What only the driver does goes on while trainer and engines come up. Not while Ray does: importing
-            # transformers in a second thread made Ray's start, which all else waits for, about three times as long.
+            # What only the driver does goes on while trainer and engines come up. Not while Ray does, which all else
+            # waits for: importing transformers in a second thread takes processor time from its start.
             prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
             if trainer is not None:
                 introduce_trainer(say, trainer.start())
