@@ -23,6 +23,7 @@ from vime.errors import UsageError, VimeError
 
 logger = logging.getLogger(__name__)
 END_SECONDS = 10.0
+_TOKEN = secrets.token_hex(32)  # one for all private clusters of this process: Ray remembers the first
 
 
 @dataclass
@@ -52,7 +53,7 @@ class RaySession:
         # Read by Ray when it is imported: loopback instead of the outer address, and a token nobody else has.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_TOKEN"] = _TOKEN
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray

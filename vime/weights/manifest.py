@@ -14,6 +14,8 @@ from vime.types import TensorEntry, WeightManifest
 if TYPE_CHECKING:
     import torch
 
+PARALLEL_BYTES = 1 << 20  # larger tensors are digested by all cores: nothing else runs during a sync
+
 _LAYER = re.compile(r"(?<=\.)(layers|h|blocks)\.(\d+)(?=\.)")
 
 
@@ -46,7 +48,8 @@ def digest(tensor: torch.Tensor) -> str:
     if data.numel() == 0:
         return blake3(b"").hexdigest()
     memory = (ctypes.c_ubyte * data.nbytes).from_address(data.data_ptr())
-    return blake3(memoryview(memory).cast("B")).hexdigest()
+    threads = blake3.AUTO if data.nbytes >= PARALLEL_BYTES else 1
+    return blake3(memoryview(memory).cast("B"), max_threads=threads).hexdigest()
 
 
 def entry_of(name: str, tensor: torch.Tensor, source_name: str = "") -> TensorEntry:

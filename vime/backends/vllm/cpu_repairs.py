@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -65,18 +66,29 @@ def _keep_weight(original: Callable[..., None]) -> Callable[..., None]:
 
     def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
         original(layer, False)
+        _packed.add(layer)
 
     return dispatch
 
 
-def refresh(model: torch.nn.Module) -> int:
-    """Pack again, from the live weights, every copy that oneDNN computes with. Returns how many.
+_packed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
-    Needed after each weight update: tied heads keep the old copy otherwise, silently.
+
+def forget_packed() -> None:
+    """A weight update begins: what is packed from here on is packed from the new weights."""
+    _packed.clear()
+
+
+def refresh(model: torch.nn.Module, is_complete: bool = False) -> int:
+    """Pack from the live weights every oneDNN copy not packed since ``forget_packed`` (``is_complete``: all of them).
+
+    Returns how many. Needed after each weight update: vLLM's reload packs what it loads by name; a tied head is not
+    loaded and would keep the old copy, silently.
     """
     from vllm.model_executor.layers import utils
 
     layers = [m for m in model.modules() if getattr(m, "cpu_linear", None) is not None]
+    layers = [m for m in layers if is_complete or m not in _packed]
     for layer in layers:
         utils.dispatch_cpu_unquantized_gemm(layer, False)
     return len(layers)

@@ -61,7 +61,7 @@ def wake(model: torch.nn.Module, state: Sleeping) -> None:
     for storage, size in state.caches:
         storage.resize_(size)
         _bytes(storage, size).zero_()
-    refresh(model)
+    refresh(model, is_complete=True)
 
 
 def kv_caches(runner: Any) -> list[torch.Tensor]:

@@ -57,8 +57,13 @@ class ShmReceiver(WeightTransferEngine):
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.platforms import current_platform
 
         self.received = {}
+        if current_platform.is_cpu():
+            from vime.backends.vllm.cpu_repairs import forget_packed
+
+            forget_packed()
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
