@@ -195,9 +195,17 @@ def test_resume_reads_the_run_folder_and_refuses_a_fresh_start(inputs):
 def test_existing_output_is_refused(inputs):
     (inputs / "runs" / "run").mkdir(parents=True)
     (inputs / "runs" / "run" / "config.toml").write_text("")
+    (inputs / "runs" / "run" / "metrics.jsonl").write_text('{"rollout_id": 0}\n')
     result = vime("train", "run.toml", "--dry-run")
     assert result.exit_code == 2
     assert "already holds a run" in result.stderr
+
+
+def test_a_run_that_got_nowhere_does_not_block_its_folder(inputs):
+    (inputs / "runs" / "run").mkdir(parents=True)
+    (inputs / "runs" / "run" / "config.toml").write_text("")
+    (inputs / "runs" / "run" / "metrics.jsonl").write_text("")
+    assert vime("train", "run.toml", "--dry-run").exit_code == 0
 
 
 def print_config(*arguments):

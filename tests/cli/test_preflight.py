@@ -200,6 +200,8 @@ def test_a_folder_that_holds_a_run(inputs):
     (inputs / "runs" / "run").mkdir(parents=True)
     assert problems() == []
     (inputs / "runs" / "run" / "config.toml").write_text("")
+    assert problems() == []  # it ended before it did anything
+    (inputs / "runs" / "run" / "metrics.jsonl").write_text('{"rollout_id": 0}\n')
     assert "runs/run already holds a run" in only(problems())
     assert problems("run.overwrite=true") == []
     assert problems("run.name=other") == []

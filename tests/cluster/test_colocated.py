@@ -29,15 +29,19 @@ class Devices:
 
 def test_one_side_is_awake_at_a_time():
     d = Devices()
-    transport, rollouts = ColocatedTransport(d, [d], d), ColocatedRollouts(d, [d], d)
+    transport, rollouts, trainer = (
+        ColocatedTransport(d, [d], d), ColocatedRollouts(d, [d], d), ColocatedTrainer(d, [d])
+    )  # fmt: skip
+    colocated.begin([d], d.config)
     transport.sync(0)
     rollouts.produce(0)
-    ColocatedTrainer(d).step("data")
+    trainer.step("data")
     transport.sync(1)
-    ColocatedTrainer(d).save("path", {})
+    trainer.save("path", {})
     assert d.log == [
-        "sync 0", "offload", "produce 0", "engine sleeps at level 2", "onload", "step data",
-        "engine wakes", "sync 1", "offload", "onload", "save path {}", "offload",
+        "engine sleeps at level 2", "engine wakes", "sync 0", "offload",
+        "produce 0", "engine sleeps at level 2", "onload", "step data", "engine wakes", "sync 1", "offload",
+        "engine sleeps at level 1", "onload", "save path {}", "offload", "engine wakes",
     ]  # fmt: skip
 
 

@@ -185,8 +185,20 @@ def test_auto_is_refused():
 def test_more_processes_than_cores_share_them():
     cfg = config(parallel={"tp": 2, "pp": 2}, rollout={"num_engines": 2})
     placement = place(cfg, {"CPU": 2.0})
-    assert placement.trainer_options["num_cpus"] * 4 + placement.engine_options["num_cpus"] * 2 <= 2.0
+    assert len(placement.trainer_options) == 4
+    assert len(placement.engine_options) == 2
+    assert sum(own["num_cpus"] for own in placement.trainer_options + placement.engine_options) <= 2.0
     assert placement.warnings
+
+
+def test_gpus_are_counted_before_anything_waits():
+    cfg = config(parallel={"dp": 2}, rollout={"num_engines": 2, "engine_tp": 2})
+    assert [own["num_gpus"] for own in place(cfg, {"GPU": 6.0}).trainer_options] == [1, 1]
+    assert [own["num_gpus"] for own in place(cfg, {"GPU": 6.0}).engine_options] == [2, 2]
+    with pytest.raises(UsageError, match=r"6 GPUs wanted \(2 trainer ranks, 2 engines x tp 2\), 5 available"):
+        place(cfg, {"GPU": 5.0})
+    with pytest.raises(UsageError, match="engine_tp = 2: colocated engines hold one GPU each"):
+        place(cfg.model_copy(update={"cluster": cfg.cluster.model_copy(update={"colocate": True})}), {"GPU": 4.0})
 
 
 def test_no_cpu_at_all_is_refused_at_once():

@@ -15,12 +15,13 @@ import numpy as np
 
 from vime.cluster.engines import RayEngine
 from vime.cluster.trainer import RayTrainer
+from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.protocols import Rollouts, WeightTransport
 from vime.types import RolloutBatch, StepStats, WeightManifest
 
 GRACE_SECONDS = 120.0
-WEIGHTS_DROPPED = 2  # sleep level: the next sync carries every weight
+WEIGHTS_KEPT, WEIGHTS_DROPPED = 1, 2  # sleep levels; after the second the next sync carries every weight
 
 
 @dataclass
@@ -51,22 +52,20 @@ class ColocatedTransport:
     inner: WeightTransport
     engines: Sequence[RayEngine]
     trainer: RayTrainer
-    are_engines_awake: bool = True
 
     def sync(self, version: int) -> WeightManifest:
-        if not self.are_engines_awake:
-            asyncio.run(_all(self.engines, _limit(self.trainer), "wake"))
+        asyncio.run(_all(self.engines, _limit(self.trainer), "wake"))
         manifest = self.inner.sync(version)
         self.trainer.offload()
-        self.are_engines_awake = False  # the rollout that follows puts them to sleep
         return manifest
 
 
 @dataclass
 class ColocatedTrainer:
-    """Checkpoints and exports are asked for while the engines have the device: the trainer returns for that long."""
+    """Checkpoints and exports are asked for while the engines have the device: they sleep, and keep their weights."""
 
     inner: RayTrainer
+    engines: Sequence[RayEngine]
 
     def log_probs(self, batch: RolloutBatch, of: str = "policy") -> np.ndarray:
         return self.inner.log_probs(batch, of)
@@ -84,9 +83,16 @@ class ColocatedTrainer:
         self._on_device("export", path)
 
     def _on_device(self, method: str, *args: Any) -> None:
+        asyncio.run(_all(self.engines, _limit(self.inner), "sleep", WEIGHTS_KEPT))
         self.inner.onload()
         getattr(self.inner, method)(*args)
         self.inner.offload()
+        asyncio.run(_all(self.engines, _limit(self.inner), "wake"))
+
+
+def begin(engines: Sequence[RayEngine], config: Config) -> None:
+    """Engines that are just up leave the device to the trainer, which is built next."""
+    asyncio.run(_all(engines, config.weights.timeout_seconds + GRACE_SECONDS, "sleep", WEIGHTS_DROPPED))
 
 
 def _limit(trainer: RayTrainer) -> float:

@@ -10,7 +10,7 @@ from vime.cluster.waiting import explain, gather
 from vime.config.schema import Config
 from vime.types import Prompt, Sample, TensorEntry, WeightManifest
 
-MAX_CONCURRENCY = 10_000  # requests in flight per engine; the engine itself queues
+CONCURRENT = {"max_concurrency": 10_000}  # requests in flight per engine; the engine itself queues
 
 
 class EngineActor:
@@ -73,13 +73,12 @@ class RayEngine:
 class RayEngines:
     """All engines of a run."""
 
-    def __init__(self, config: Config, session: RaySession, options: dict[str, Any]) -> None:
+    def __init__(self, config: Config, session: RaySession, options: list[dict[str, Any]]) -> None:
         self.config = config
         self._session = session
-        options = {**options, "max_concurrency": MAX_CONCURRENCY}
         self.engines = [
-            RayEngine(session.start_actor(EngineActor, f"engine {i}", options, config, i), i)
-            for i in range(config.rollout.num_engines)
+            RayEngine(session.start_actor(EngineActor, f"engine {i}", own | CONCURRENT, config, i), i)
+            for i, own in enumerate(options)
         ]
 
     def begin(self) -> None:

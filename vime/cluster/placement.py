@@ -12,10 +12,10 @@ from vime.errors import UsageError
 
 @dataclass(frozen=True)
 class Placement:
-    """Ray options of each trainer rank and each engine, and what to tell the user."""
+    """Ray options of each trainer rank and each engine, in order, and what to tell the user."""
 
-    trainer_options: dict[str, Any]
-    engine_options: dict[str, Any]
+    trainer_options: list[dict[str, Any]]
+    engine_options: list[dict[str, Any]]
     warnings: tuple[str, ...] = ()
 
 
@@ -40,7 +40,7 @@ def _place_on_cpus(trainers: int, engines: int, have: float) -> Placement:
         )
     share = min(1.0, math.floor(have / wanted * 1e4) / 1e4)  # Ray counts in steps of 0.0001
     warnings = (f"{wanted} processes share {have:g} CPU cores",) if share < 1.0 else ()
-    return Placement({"num_cpus": share}, {"num_cpus": share}, warnings)
+    return Placement([{"num_cpus": share}] * trainers, [{"num_cpus": share}] * engines, warnings)
 
 
 def _place_on_gpus(config: Config, trainers: int, engines: int, available: dict[str, float]) -> Placement:
@@ -54,5 +54,27 @@ def _place_on_gpus(config: Config, trainers: int, engines: int, available: dict[
             f"{have:g} available",
             "lower parallel.* or rollout.num_engines, set cluster.colocate = true, or add nodes",
         )
-    share = 0.5 if config.cluster.colocate else 1.0
-    return Placement({"num_cpus": 0, "num_gpus": share}, {"num_cpus": 0, "num_gpus": share * tp})
+    if config.cluster.colocate and trainers and engines:
+        return _pairs(config, trainers, engines, wanted)
+    return Placement([{"num_cpus": 0, "num_gpus": 1}] * trainers, [{"num_cpus": 0, "num_gpus": tp}] * engines)
+
+
+def _pairs(config: Config, trainers: int, engines: int, num_gpus: int) -> Placement:
+    """Trainer rank i and engine i share GPU i: one bundle of a placement group. Not run without a GPU."""
+    if config.rollout.engine_tp > 1:
+        raise UsageError(
+            f"rollout.engine_tp = {config.rollout.engine_tp}: colocated engines hold one GPU each",
+            "set rollout.engine_tp = 1, or cluster.colocate = false",
+        )
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.placement_group([{"GPU": 1}] * num_gpus)
+    if not group.wait(config.cluster.start_timeout_seconds):
+        raise UsageError(f"placement: {num_gpus} GPUs were not free within {config.cluster.start_timeout_seconds:g} s")
+
+    def options(count: int) -> list[dict[str, Any]]:
+        strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(count)]
+        return [{"num_cpus": 0, "num_gpus": 0.5, "scheduling_strategy": strategy} for strategy in strategies]
+
+    return Placement(options(trainers), options(engines))

@@ -57,11 +57,12 @@ class TrainerActor:
 class RayTrainer:
     """``protocols.Trainer`` over ``parallel.world_size`` actors."""
 
-    def __init__(self, config: Config, session: RaySession, options: dict[str, Any]) -> None:
+    def __init__(self, config: Config, session: RaySession, options: list[dict[str, Any]]) -> None:
         self.config = config
         size = config.parallel.world_size
         self.actors = [
-            session.start_actor(TrainerActor, f"trainer rank {r}", options, config, r, size) for r in range(size)
+            session.start_actor(TrainerActor, f"trainer rank {r}", own, config, r, size)
+            for r, own in enumerate(options)
         ]
         self._session = session
         self._put: tuple[RolloutBatch, Any] | None = None

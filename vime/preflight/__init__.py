@@ -13,6 +13,7 @@ from vime.forecast import ForecastRow, forecast
 from vime.models import ModelSpec, layer_map
 from vime.preflight import check
 from vime.preflight.packages import install_line, is_installed, missing
+from vime.run_folder import RunFolder, num_rollouts_of
 
 __all__ = ["Preflight", "preflight"]
 
@@ -69,8 +70,8 @@ def preflight(loaded: Loaded, command: str, *, resume: str | None = None, is_dry
 def _inputs(found: Preflight, loaded: Loaded, resume: str | None) -> None:
     """Tokenizer, prompt files, reward, records."""
     c = loaded.config
-    done = check.checkpoints(Path(resume)) if resume else []
-    start = done[-1][0] if done else 0
+    done = RunFolder(Path(resume)).checkpoints() if resume else []
+    start = num_rollouts_of(done[-1]) if done else 0
     if c.needs_engines:
         found.add(check.chat_template(loaded))
         found.add(check.reward_function(loaded))

@@ -13,6 +13,7 @@ from vime.config.names import settings
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
+from vime.run_folder import RunFolder, num_rollouts_of
 
 
 def native_names(loaded: Loaded) -> tuple[list[str], list[str]]:
@@ -182,20 +183,14 @@ def run_folder(loaded: Loaded, resume: str | None) -> Iterator[str]:
         yield from _resume_problems(loaded, Path(resume))
     if problem := _cannot_create(folder):
         yield loaded.line(Finding("run.dir", problem))
-    elif resume is None and (folder / "config.toml").exists() and not loaded.config.run.overwrite:
+    elif resume is None and RunFolder(folder).has_results() and not loaded.config.run.overwrite:
         text = f"{folder} already holds a run; take another run.name, --resume it, or set run.overwrite=true"
         yield loaded.line(Finding("run.dir", text))
 
 
-def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """(rollouts done, path) of every complete checkpoint of a run folder, oldest first."""
-    found = (folder / "checkpoints").glob("rollout_??????")
-    return sorted((int(p.name[-6:]), p) for p in found if p.name[-6:].isdigit() and (p / "manifest.json").is_file())
-
-
 def resume_changes(loaded: Loaded, resume: str) -> Iterator[str]:
     """Settings that differ from those the run was started with."""
-    saved = Path(resume) / "config.toml"
+    saved = RunFolder(Path(resume)).config
     if not saved.is_file():
         return
     try:
@@ -215,17 +210,18 @@ def resume_changes(loaded: Loaded, resume: str) -> Iterator[str]:
 
 
 def _resume_problems(loaded: Loaded, folder: Path) -> Iterator[str]:
-    if not (folder / "config.toml").is_file():
+    run = RunFolder(folder)
+    if not run.config.is_file():
         yield f"--resume {folder}: is no run folder (it has no config.toml)"
         return
     if not loaded.config.needs_trainer:
         yield f"--resume {folder}: without a trainer (debug.rollout_only, num_rollouts = 0) there is nothing to restore"
         return
-    found = checkpoints(folder)
+    found = run.checkpoints()
     if not found:
         yield f"--resume {folder}: has no complete checkpoint; only runs with checkpoint.save_interval > 0 have one"
-    elif found[-1][0] >= loaded.config.run.num_rollouts:
-        text = f"the run has {found[-1][0]} rollouts behind it, so nothing is left to do; set a larger run.num_rollouts"
+    elif (done := num_rollouts_of(found[-1])) >= loaded.config.run.num_rollouts:
+        text = f"the run has {done} rollouts behind it, so nothing is left to do; set a larger run.num_rollouts"
         yield loaded.line(Finding("run.num_rollouts", text))
 
 

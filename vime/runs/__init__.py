@@ -16,7 +16,7 @@ from vime.errors import VimeError
 from vime.log import Progress
 from vime.metrics import JsonlSink, Metrics, Sink, TensorBoardSink, WandbSink
 from vime.observe import Observer
-from vime.runs.folder import RunFolder
+from vime.run_folder import RunFolder
 from vime.runs.parts import started
 from vime.runs.result import RunResult, summarize
 

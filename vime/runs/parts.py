@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vime.cluster import colocated
 from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
 from vime.cluster.engines import RayEngines
 from vime.cluster.placement import place
@@ -33,7 +34,7 @@ from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
 from vime.rollout.eval import eval_data, evaluate
 from vime.rollout.live import LiveRollouts
-from vime.runs.folder import versions
+from vime.run_folder import versions
 from vime.types import RolloutBatch, RolloutHeader
 from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
@@ -52,27 +53,39 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             placement = place(config, session.resources())
             for text in placement.warnings:
                 say.warn(text)
+            # What only the driver does goes on while trainer and engines come up. Not while Ray does, which all else
+            # waits for: importing transformers in a second thread takes processor time from its start.
+            reader = stack.enter_context(ThreadPoolExecutor(1))
             engines = RayEngines(config, session, placement.engine_options) if config.needs_engines else None
             if engines is not None:
                 engines.begin()
+            prompts = reader.submit(_read_prompts, config)
+            is_shared = config.cluster.colocate and engines is not None and config.needs_trainer
+            infos: list[dict[str, Any]] = []
+            if engines is not None and is_shared:  # the devices hold one side at a time
+                infos = _up(engines, say, stack)
+                colocated.begin(engines.engines, config)
             trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
-            # What only the driver does goes on while trainer and engines come up. Not while Ray does, which all else
-            # waits for: importing transformers in a second thread takes processor time from its start.
-            prompts = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_prompts, config)
             if trainer is not None:
                 introduce_trainer(say, trainer.start())
             prompts.result()  # bad prompts end the run before it waits for the engines
-            infos = engines.wait() if engines is not None else []
-            if engines is not None:
-                stack.enter_context(_ended(engines))
-                introduce_engines(say, infos)
-                if config.rollout.serve_openai:
-                    for engine, url in zip(engines.engines, engines.serve_openai(), strict=True):
-                        say.note(f"{engine.name} serves the OpenAI API at {url}/v1")
+            if engines is not None and not is_shared:
+                infos = _up(engines, say, stack)
         transport = _transport(config, trainer, engines, say, stack)
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
-        yield _colocated(parts, trainer, engines) if config.cluster.colocate else parts
+        yield _colocated(parts, trainer, engines) if is_shared else parts
+
+
+def _up(engines: RayEngines, say: Progress, stack: ExitStack) -> list[dict[str, Any]]:
+    """Wait for the engines, see to their end, introduce them."""
+    infos = engines.wait()
+    stack.enter_context(_ended(engines))
+    introduce_engines(say, infos)
+    if engines.config.rollout.serve_openai:
+        for engine, url in zip(engines.engines, engines.serve_openai(), strict=True):
+            say.note(f"{engine.name} serves the OpenAI API at {url}/v1")
+    return infos
 
 
 @contextmanager
@@ -90,12 +103,13 @@ def _ended(engines: RayEngines) -> Iterator[None]:
 
 
 def _colocated(parts: Parts, trainer: RayTrainer | None, engines: RayEngines | None) -> Parts:
-    if trainer is None or engines is None or parts.transport is None:
-        return parts  # alone on the devices
+    assert trainer is not None
+    assert engines is not None
+    assert parts.transport is not None
     return replace(
         parts,
         rollouts=ColocatedRollouts(parts.rollouts, engines.engines, trainer),
-        trainer=ColocatedTrainer(trainer),
+        trainer=ColocatedTrainer(trainer, engines.engines),
         transport=ColocatedTransport(parts.transport, engines.engines, trainer),
     )
 

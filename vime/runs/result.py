@@ -10,7 +10,7 @@ import numpy as np
 
 from vime.config.schema import Config
 from vime.observe import Observer, brief
-from vime.runs.folder import RunFolder
+from vime.run_folder import RunFolder
 from vime.types import CheckResult, RolloutBatch, Verdict
 
 NUM_EXAMPLES = 4

@@ -40,7 +40,8 @@ _SHOWN = 10
 
 @dataclass
 class Learner:
-    """The policy with what it takes to change it. ``num_steps_done`` counts steps that were not skipped."""
+    """The policy with what it takes to change it. ``num_steps_done`` counts skipped steps too: the learning rate
+    depends on where the run stands, not on the data."""
 
     config: Config
     model: Model
@@ -104,6 +105,7 @@ def train_step(learner: Learner, data: TrainData) -> StepStats:
     """
     started = time.monotonic()
     lr = learner.schedule.at(learner.num_steps_done)
+    learner.num_steps_done += 1
     if reason := _nothing_to_learn(learner.config, data):
         return StepStats(0.0, 0.0, lr, 0, time.monotonic() - started, is_skipped=True, skip_reason=reason)
     total = _forward_backward(learner, data)
@@ -235,7 +237,6 @@ def _update(learner: Learner, grad_norm: float, lr: float) -> None:
             group["lr"] = lr
             group["weight_decay"] = learner.config.train.weight_decay * group.get("wd_mult", 1.0)
     learner.optimizer.step_with_ready_grads()
-    learner.num_steps_done += 1
 
 
 def _refuse(learner: Learner, stats: StepStats, samples: list[str]) -> StepStats:

@@ -43,8 +43,12 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        found = (self.path / "checkpoints").glob("rollout_??????")
+        found = (self.path / "checkpoints").glob("rollout_" + "[0-9]" * 6)
         return sorted(p for p in found if (p / "manifest.json").is_file())
+
+    def has_results(self) -> bool:
+        """Whether a run got anywhere here: it wrote metrics or a checkpoint."""
+        return bool(self.checkpoints()) or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def newest_checkpoint(self) -> Path:
         """Where a resume starts. Raises UsageError if there is none: never a silent fresh start."""
@@ -65,7 +69,7 @@ class RunFolder:
     def begin(self, loaded: Loaded, resume: bool) -> None:
         """Create the folder (or empty it, with ``run.overwrite``) and write what the run is."""
         if not resume and self.config.exists():
-            if not loaded.config.run.overwrite:
+            if self.has_results() and not loaded.config.run.overwrite:
                 raise UsageError(
                     f"run.dir = {str(self.path)!r} already holds a run",
                     "choose another run.name or run.dir, resume it with --resume, or set run.overwrite=true",
@@ -76,6 +80,11 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.config, to_toml(loaded.config))
         write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
+
+
+def num_rollouts_of(checkpoint: Path) -> int:
+    """Rollouts behind a checkpoint, from its name."""
+    return int(checkpoint.name.removeprefix("rollout_"))
 
 
 def versions() -> dict[str, str]:

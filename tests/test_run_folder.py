@@ -6,7 +6,7 @@ import pytest
 
 from vime.config.load import load
 from vime.errors import UsageError
-from vime.runs.folder import RunFolder
+from vime.run_folder import RunFolder
 
 
 @pytest.fixture
