@@ -23,6 +23,8 @@ from vime.rollout.statistics import SpreadWatch, statistics, warnings
 from vime.train.statistics import log_prob_metrics
 from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
 
+ROLES = ("", "system", "user", "assistant")
+
 
 @dataclass
 class Observer:
@@ -153,9 +155,9 @@ def show(sample: Sample) -> str:
 
 
 def brief(text: str, width: int, is_end_kept: bool = True) -> str:
-    """Text on one line for a person: no chat markers, line breaks visible, one end cut to ``width`` characters."""
+    """Text on one line for a person: no chat markers and roles, line breaks visible, cut to ``width`` characters."""
     lines = re.sub(r"<\|[^|>]*\|>", "\n", text).split("\n")
-    text = r"\n".join(line.strip() for line in lines if line.strip())
+    text = r"\n".join(line.strip() for line in lines if line.strip() not in ROLES)
     if len(text) <= width:
         return text
     return "..." + text[-width:] if is_end_kept else text[:width] + "..."
