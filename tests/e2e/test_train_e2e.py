@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from commands import Command, vime
+from commands import Command, stat, vime
 
 from vime.metrics import read_jsonl
 
@@ -91,10 +91,12 @@ def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, workspace, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_engine_is_named(workspace, tmp_path):
+@pytest.mark.parametrize("victim", ["actor", "engine core"])
+def test_a_killed_engine_is_named(workspace, tmp_path, victim):
     command = Command(["train", workspace / "run.toml", f"run.dir={tmp_path / 'run'}", "run.num_rollouts=5000"])
     command.wait_for_line(r"^rollout 1/5000 ")
-    os.kill(command.child_of("ray::EngineActor"), signal.SIGKILL)
+    core = command.child_of("ray::EngineActor")
+    os.kill(core if victim == "engine core" else int(stat(core)[1]), signal.SIGKILL)
     assert command.finish(BOUND_SECONDS) == 3
     assert "engine 0" in "\n".join(command.lines[-3:])
     assert command.left_behind() == []
