@@ -1,5 +1,6 @@
 import io
 import logging
+import threading
 
 import pytest
 
@@ -56,6 +57,21 @@ def test_one_plain_line_per_rollout_off_a_terminal():
         "rollout 3/10  reward 0.500  truncated 25%  kl 0  grad_norm nan  tokens/s 812  4.0s (generate 3.0)\n"
         "warning: careful\n"
     )
+
+
+def test_off_a_terminal_a_long_phase_says_that_it_goes_on():
+    said = threading.Event()
+
+    class Stream(io.StringIO):
+        def flush(self):
+            said.set()
+
+    stream = Stream()
+    with Progress(10, stream, beat_seconds=0.01) as progress, progress.phase("starting"):
+        assert said.wait(60)
+    assert stream.getvalue().startswith("... starting 0s\n")
+    said.clear()
+    assert not said.wait(0.1)
 
 
 def test_on_a_terminal_the_running_phase_is_shown_and_lines_stay():

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LEVEL_VARIABLE = "VIME_LOG_LEVEL"
+BEAT_SECONDS = 30.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -74,14 +76,21 @@ class Phase:
 
 
 class Progress:
-    """What a run says while it goes: a live line on a terminal, else one plain line per rollout."""
+    """What a run says while it goes: a live line on a terminal, else one plain line per rollout, and one every
+    ``beat_seconds`` of a phase that takes that long.
+    """
 
     def __init__(
-        self, num_rollouts: int | None = None, stream: TextIO | None = None, is_terminal: bool | None = None
+        self,
+        num_rollouts: int | None = None,
+        stream: TextIO | None = None,
+        is_terminal: bool | None = None,
+        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
         self.num_rollouts = num_rollouts
         self.stream = stream or sys.stderr
         self.is_terminal = self.stream.isatty() if is_terminal is None else is_terminal
+        self.beat_seconds = beat_seconds
         self._phases: list[Phase] = []
         self._live: Live | None = None
 
@@ -92,11 +101,32 @@ class Progress:
         self._phases.append(phase)
         self._start_live()
         try:
-            yield phase
+            with self._beating(phase):
+                yield phase
         finally:
             self._phases.remove(phase)
             if not self._phases:
                 self._stop_live()
+
+    @contextmanager
+    def _beating(self, phase: Phase) -> Iterator[None]:
+        """Off a terminal, a phase that takes long says how far it is, lest its silence be taken for a hang."""
+        if self.is_terminal or self._phases[0] is not phase:
+            yield
+            return
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(self.beat_seconds):
+                self.note(f"... {phase}")
+
+        thread = threading.Thread(target=beat, name="vime-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def line(self, row: Mapping[str, Any]) -> None:
         """One line for a finished rollout, from its metrics."""
