@@ -142,6 +142,16 @@ def test_no_rollouts_is_one_evaluation(ran):
     assert ran.trainer.calls == []
 
 
+def test_without_a_trainer_there_is_one_evaluation(ran):
+    """The weights do not change, so that a later one would be the same under another version's name."""
+    config = config_of(2, eval={"prompts": ["e.jsonl"], "interval": 1}, debug={"rollout_only": True})
+    observer = ran.observer(config)
+    observer.evaluated = lambda version, batch: ran.evaluated.append(version)
+    rollouts = LiveRollouts(config, FakeDataSource(), [FakeEngine(echo)], FakeReward())
+    loop.run(config, loop.Parts(rollouts, evaluate=lambda version: None), observer)
+    assert ran.evaluated == [0]
+
+
 class Failing(FakeTrainer):
     def step(self, data):
         if len(self.steps) == 1:

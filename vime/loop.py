@@ -32,7 +32,10 @@ class Parts:
 
 
 def run(config: Config, parts: Parts, observer: Observer, start: int = 0) -> None:
-    """Rollouts ``start`` to ``run.num_rollouts``. Every engine holds the trainer's weights before it generates."""
+    """Rollouts ``start`` to ``run.num_rollouts``. Every engine holds the trainer's weights before it generates.
+
+    Without a trainer the weights, and so every later evaluation, stay what they were: there is only the first.
+    """
     sync(parts, observer, version=start)
     evaluate(parts, observer, start)
     for rollout_id in range(start, config.run.num_rollouts):
@@ -43,7 +46,7 @@ def run(config: Config, parts: Parts, observer: Observer, start: int = 0) -> Non
             if parts.trainer is not None:
                 learn(config, parts, observer, batch)
                 sync(parts, observer, version=rollout_id + 1)
-        if is_due(rollout_id, config.eval.interval, config.run.num_rollouts):
+        if parts.trainer is not None and is_due(rollout_id, config.eval.interval, config.run.num_rollouts):
             evaluate(parts, observer, rollout_id + 1)
         if parts.save is not None and is_due(rollout_id, config.checkpoint.save_interval, config.run.num_rollouts):
             with observer.phase("save"):
