@@ -60,6 +60,15 @@ def test_skipped_steps_do_not_enter_the_means(observed):
     assert "model.norm.weight" in said.getvalue()
 
 
+def test_a_record_has_no_speed_of_generation(observed):
+    observer, _, rows = observed
+    debug = observer.config.debug.model_copy(update={"load_rollout_data": "d_{rollout_id}.pt", "train_only": True})
+    observer.config = observer.config.model_copy(update={"debug": debug})
+    with observer.rollout(0), observer.phase("generate"):
+        observer.produced(RolloutBatch.from_samples(0, [sample(0, 0, reward=1.0)]))
+    assert "perf/generate_tokens_per_second" not in rows()[0]
+
+
 def test_groups_without_spread_are_counted_and_warned_about(observed):
     """Case T09: rewards differ over the batch and never inside a group."""
     observer, said, rows = observed

@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     "perf/eval_time": "seconds of an evaluation",
     "perf/other_time": "perf/step_time less all phases",
     "perf/tokens_per_second": "rollout/num_tokens / perf/step_time",
-    "perf/generate_tokens_per_second": "rollout/num_response_tokens / perf/generate_time",
+    "perf/generate_tokens_per_second": "rollout/num_response_tokens / perf/generate_time; not for recorded rollouts",
     "perf/train_tokens_per_second": "rollout/num_tokens / perf/train_time",
     "weights/version": "version of the weights that the engines hold",
     "weights/num_bytes": "bytes sent to each engine in the last sync",

@@ -128,7 +128,7 @@ class Observer:
         row["perf/step_time"] = seconds
         row["perf/other_time"] = seconds - sum(phases.values())
         row["perf/tokens_per_second"] = row["rollout/num_tokens"] / seconds
-        if phases.get("generate"):
+        if phases.get("generate") and self.config.needs_engines:  # a record is read, not generated
             row["perf/generate_tokens_per_second"] = row["rollout/num_response_tokens"] / phases["generate"]
         if phases.get("train"):
             row["perf/train_tokens_per_second"] = row["rollout/num_tokens"] / phases["train"]

@@ -87,6 +87,13 @@ def test_left_out_groups_and_mixed_weights_are_said():
     ]
 
 
+def test_a_record_that_was_sampled_at_another_temperature_is_said():
+    batch = batch_of(sample(), sampling={"temperature": 1.0})
+    assert warnings(batch, config_of()) == []
+    (line,) = warnings(batch, config_of(sampling={"temperature": 0.7}))
+    assert "sampled at temperature 1, the trainer's log-probs are those of rollout.sampling.temperature = 0.7" in line
+
+
 def test_no_spread_is_warned_about_after_three_rollouts_once():
     """Case T09."""
     flat, fine = ({"rollout/zero_spread_group_share": share} for share in (1.0, 0.9))
