@@ -155,6 +155,7 @@ def test_a_literal_record_path_is_good_for_one_rollout():
         (["train.min_lr=1e-7"], "train.min_lr"),
         (["eval.prompts=['e']", RECORD], "eval.prompts"),
         (["checkpoint.keep=2"], "checkpoint.keep"),
+        (["algo.kl_coef=0.1", "algo.kl_estimator=k1"], "algo.kl_estimator"),
         (["cluster.colocate=true", "debug.rollout_only=true"], "cluster.colocate"),
     ],
 )

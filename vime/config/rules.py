@@ -309,6 +309,9 @@ def _doubtful(c: Config) -> Iterator[Finding]:
         yield Finding("reward.pattern", f'is ignored by reward.name = "{c.reward.name}"')
     if c.model.ref_path is not None and not c.uses_reference:
         yield Finding("model.ref_path", "is ignored: algo.log_ref is false and algo.kl_coef is 0")
+    if c.algo.kl_coef > 0 and c.algo.kl_estimator == "k1" and c.needs_trainer:
+        text = "has a gradient of mean 0 as a loss: it does not hold the policy to the reference; k2 and k3 do"
+        yield Finding("algo.kl_estimator", text, ("algo.kl_coef",))
     if c.eval.prompts and not c.needs_engines:
         yield Finding("eval.prompts", "is ignored: no engine is started for recorded rollouts")
     if c.eval.prompts and c.eval.temperature == 0 and c.eval.num_samples_per_prompt > 1:
