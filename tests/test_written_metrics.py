@@ -63,6 +63,15 @@ def test_every_documented_metric_is_written(tmp_path):
     assert rows[1]["eval/num_prompts"] == 2
 
 
+def test_prompts_without_an_answer_and_rewards_out_of_time_are_said_of_an_evaluation_too(tmp_path):
+    late = sample(0, 0, reward=0.0, metadata={"reward_timeout": True})
+    evaluation = RolloutBatch.from_samples(1, [late]).with_header(counts={"dropped_failed": 2})
+    observer, _ = observed(tmp_path, evaluation)
+    said = observer.progress.stream.getvalue()
+    assert "warning: evaluation: groups left out: failed 2" in said
+    assert "warning: evaluation: the reward of 1 of 1 samples ran out of time" in said
+
+
 def test_of_many_evaluations_the_first_and_the_last_are_kept_and_the_scores_of_all(tmp_path):
     all_of_them = [batch([0.0, 0.0, 1.0]), batch([0.0, 1.0, 1.0]), batch([1.0, 1.0, 1.0])]
     observer, _ = observed(tmp_path, *all_of_them)

@@ -42,6 +42,7 @@ METRICS: dict[str, str] = {
     "rollout/num_response_tokens": "tokens of responses",
     "rollout/truncated_ratio": "share of samples that ended at the length limit",
     "rollout/zero_spread_group_share": "share of groups whose rewards are all equal: they give no gradient",
+    "rollout/num_reward_timeouts": "samples whose reward ran out of time: their reward is reward.score_on_timeout",
     "rollout/repetition": "share of samples whose response repeats itself",
     "eval/reward": "mean reward over evaluation samples",
     "eval/response_len": "mean response length of evaluation samples, tokens",

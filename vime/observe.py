@@ -109,6 +109,8 @@ class Observer:
             self.first_evaluation = batch
         else:
             self.last_evaluation = batch
+        for text in warnings(batch, self.config):
+            self.progress.warn(f"evaluation: {text}")
         self.progress.note(
             f"evaluation with weights v{version}: mean reward {row['eval/reward']:.3f} ({len(batch)} samples)"
         )

@@ -148,7 +148,9 @@ def test_endless_calls_are_killed_and_counted(pool_of, text):
     """Case R11: the sample gets the configured score, its neighbours their own."""
     pool = pool_of(timeout_seconds=0.5)
     before = scores(pool, "pid")[0]
-    assert scores(pool, "1", text, "2") == [1.0, 0.0, 2.0]
+    group = [sample(answer, i) for i, answer in enumerate(("1", text, "2"))]
+    assert pool.score([group]) == [[1.0, 0.0, 2.0]]
+    assert [s.metadata for s in group] == [{}, {"reward_timeout": True}, {}]
     assert pool.counts == {"timeout": 1}
     assert scores(pool, "pid")[0] != before
     assert not os.path.exists(f"/proc/{int(before)}")

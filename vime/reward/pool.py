@@ -29,9 +29,10 @@ class RewardPool:
     """Reward over ``reward.num_workers`` processes.
 
     A call over ``reward.timeout_seconds`` costs its worker's life (SIGKILL; the next call gets a new one); its samples
-    get ``reward.score_on_timeout`` and ``counts["timeout"]`` grows. A function that raises, exits, crashes or returns
-    something that is no finite number is a VimeError that names sample and function. ``import_paths`` (say, the folder
-    of run.toml) and the current folder are importable in the workers.
+    get ``reward.score_on_timeout`` and ``metadata["reward_timeout"] = True``, and ``counts["timeout"]`` grows.
+    A function that raises, exits, crashes or returns something that is no finite number is a VimeError that names
+    sample and function. ``import_paths`` (say, the folder of run.toml) and the current folder are importable in the
+    workers.
     """
 
     def __init__(self, config: schema.Reward, import_paths: Sequence[str] = ()) -> None:
@@ -106,6 +107,8 @@ class RewardPool:
             self._free.put(worker)
         if reply is TIMED_OUT:
             self.counts["timeout"] += len(samples)
+            for sample in samples:
+                sample.metadata = {**sample.metadata, "reward_timeout": True}
             return [self.config.score_on_timeout] * len(samples)
         if reply.problem is not None:
             sample = samples[reply.index]

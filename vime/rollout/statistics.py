@@ -36,6 +36,7 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/raw_reward": float(rewards_N.mean()) if len(rewards_N) else float("nan"),
         "rollout/truncated_ratio": _share(batch, "truncated"),
         "rollout/zero_spread_group_share": sum(constant.values()) / num_groups if num_groups else 0.0,
+        "rollout/num_reward_timeouts": num_reward_timeouts(batch),
         "rollout/repetition": float(np.mean([repeats(row["text"]) for row in batch.rows])) if len(batch) else 0.0,
     }
     if sampled_T.any():
@@ -64,12 +65,17 @@ def warnings(batch: RolloutBatch, config: Config) -> list[str]:
         )
     dropped = {k.removeprefix("dropped_"): n for k, n in batch.header.counts.items() if k.startswith("dropped_")}
     if dropped:
-        lines.append("groups left out and replaced: " + ", ".join(f"{cause} {n}" for cause, n in dropped.items()))
+        lines.append("groups left out: " + ", ".join(f"{cause} {n}" for cause, n in dropped.items()))
     sampled, trained = batch.header.sampling.get("temperature"), config.rollout.sampling.temperature
     if sampled not in (None, trained) and config.needs_trainer:
         lines.append(
             f"the rollout was sampled at temperature {sampled:g}, the trainer's log-probs are those of "
             f"rollout.sampling.temperature = {trained:g}"
+        )
+    if late := num_reward_timeouts(batch):
+        limit, score = config.reward.timeout_seconds, config.reward.score_on_timeout
+        lines.append(
+            f"the reward of {late} of {len(batch)} samples ran out of time ({limit:g} s) and counts as {score}"
         )
     mixed = sum(row["weight_version_min"] != row["weight_version_max"] for row in batch.rows)
     if mixed:
@@ -93,6 +99,11 @@ class SpreadWatch:
             f"in {self.patience} rollouts no group had a spread of rewards: advantages, loss and gradient are 0; "
             "is the reward right, and can the model sometimes solve the prompts?"
         )
+
+
+def num_reward_timeouts(batch: RolloutBatch) -> int:
+    """Samples that have ``reward.score_on_timeout`` in place of a verdict (``vime.reward.pool`` marks them)."""
+    return sum(row["metadata"].get("reward_timeout") is True for row in batch.rows)
 
 
 def repeats(text: str) -> bool:
