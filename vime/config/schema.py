@@ -119,7 +119,8 @@ class Reward(Section):
     name: Literal["exact", "math", "format", "user"] = "exact"
     """exact: answer equals the label; math: math-verify; format: ``pattern`` matches; user: ``function``."""
     function: str | None = None
-    """User reward ``package.module:attribute``; called with one sample, or with a group where ``per_group``."""
+    """User reward ``package.module:attribute``, sync or async; called with one sample (``text``, ``label``,
+    ``metadata``, ...), or with a group where ``per_group``. It returns a number, or {"reward": number, ...}."""
     per_group: bool = False
     """The user function takes a list of samples and returns a list of scores."""
     pattern: str | None = None
