@@ -176,7 +176,7 @@ def _split_by_length(
     if not kept:
         raise UsageError(f"every prompt is over the limit of {limit} tokens:\n{listed(names)}", "raise the limit")
     if names:
-        log.warning("%d of %d prompts dropped as too long:\n%s", len(names), len(rendered), listed(names))
+        log.info("%d of %d prompts dropped as too long:\n%s", len(names), len(rendered), listed(names))
     return kept, names
 
 
