@@ -165,6 +165,24 @@ def save_as_megatron_does(
         checkpoint._true_offsets = repair
 
 
+def save_without_room(rank: int, world_size: int, port: int, settings: Config, path: str) -> str:
+    """The message of saving where no file may grow over 64 KiB (as on a full disk, writing fails half-way)."""
+    import resource
+
+    from vime.errors import VimeError
+
+    with trainer(settings, rank, world_size, port) as made:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            made.save(path, {})
+        except VimeError as error:
+            return error.message
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "no error"
+
+
 def resume(
     rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int, scored: np.ndarray
 ) -> dict[str, Any]:

@@ -77,6 +77,14 @@ def test_another_layout_reshards(pool, tiny, saved, run, layout):
         assert np.abs(value - again["after"][tensor]).max() < 1e-6, tensor
 
 
+def test_a_checkpoint_that_cannot_be_written_is_said_with_the_room_that_is_left(pool, tiny, tmp_path):
+    settings = jobs.config(tiny("qwen3", False, 128))
+    (said,) = pool.run(1, jobs.save_without_room, settings, str(tmp_path / "checkpoints" / "c"))
+    assert said.startswith(f"{tmp_path / 'checkpoints'}: the checkpoint could not be written, ")
+    assert "MB are free there" in said
+    assert not (tmp_path / "checkpoints" / "c").exists()
+
+
 def test_without_the_repaired_offsets_a_tied_pipeline_would_resume_wrong(pool, tiny, tmp_path):
     """The planted fault. If this fails, upstream has mended it: delete ``checkpoint._true_offsets``."""
     settings = jobs.config(tiny("qwen3", True, 131), parallel={"pp": 2, **SHARDED})

@@ -7,6 +7,7 @@ and the kind of optimizer (plain or distributed) must be the same.
 from __future__ import annotations
 
 import queue
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,18 +34,15 @@ _LAYOUT_OF_RNG = ("tp", "pp")
 def save(learner: Learner, path: str, state: dict[str, Any]) -> None:
     """Write a checkpoint folder; ``state`` is plain JSON data. All ranks must see the same file system.
 
-    It is written next to ``path`` and renamed when every file is on disk and listed in the manifest.
+    It is written next to ``path`` and renamed when every file is on disk and listed in the manifest. Raises VimeError
+    if it cannot be written.
     """
     learner.gather_parameters()
     final = Path(path)
     writing = final.with_name(f".{final.name}.writing")
     _on_first_rank(lambda: _make(manifest.temporary(final)))
     _write_in_process()
-    dist_checkpointing.save(
-        _sharded(learner, is_loading=False, with_rng=True),
-        str(writing),
-        TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
-    )
+    _write(_sharded(learner, is_loading=False, with_rng=True), writing)
     dist.barrier()
 
     def complete() -> None:
@@ -209,6 +207,20 @@ def _set_rng(states: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- writing
+
+
+def _write(sharded: dict[str, Any], folder: Path) -> None:
+    """What torch says of a full disk is "unexpected pos 704 vs 598", so the room that is left is said too."""
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    try:
+        dist_checkpointing.save(sharded, str(folder), strategy)
+    except (CheckpointException, RuntimeError, OSError) as error:  # the first is a BaseException
+        cause = (str(error) or type(error).__name__).strip().splitlines()[-1]
+        free = shutil.disk_usage(folder.parent).free / 1e6
+        raise VimeError(
+            f"{folder.parent}: the checkpoint could not be written, {free:.0f} MB are free there ({cause.strip()})",
+            "make room, or set checkpoint.keep",
+        ) from error
 
 
 def _make(folder: Path) -> None:
