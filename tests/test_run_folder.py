@@ -68,3 +68,10 @@ def test_a_folder_holds_one_run(folder):
     assert names(folder) == []
     assert not folder.metrics.exists()
     assert "overwrite = true" in folder.config.read_text()
+
+
+def test_two_runs_at_the_same_time_do_not_write_to_one_folder(folder):
+    with folder.held(), pytest.raises(UsageError, match="another run is writing to it"), RunFolder(folder.path).held():
+        pass
+    with folder.held():
+        pass

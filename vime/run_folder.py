@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,6 +68,22 @@ class RunFolder:
             (old / "manifest.json").unlink()
             shutil.rmtree(old)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One run at a time: UsageError if another process holds the folder. The lock ends with its process."""
+        import fcntl  # not on Windows, where the light install can check a configuration
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(
+                    f"run.dir = {str(self.path)!r}: another run is writing to it at this moment",
+                    "choose another run.name or run.dir, or wait for its end",
+                ) from error
+            yield
+
     def begin(self, loaded: Loaded, resume: bool) -> None:
         """Create the folder (or empty it, with ``run.overwrite``) and write what the run is."""
         if not resume and self.config.exists():
@@ -77,7 +95,6 @@ class RunFolder:
             for child in ("checkpoints", "eval", "hf", "tensorboard"):
                 shutil.rmtree(self.path / child, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
-        self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.config, to_toml(loaded.config))
         write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
 

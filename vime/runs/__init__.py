@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,13 @@ def replay(*, loaded: Loaded, console: Progress) -> RunResult:
 def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = None) -> RunResult:
     config = loaded.config
     folder = RunFolder(Path(config.run_dir))
-    checkpoint = RunFolder(Path(resume)).newest_checkpoint() if resume else None
-    folder.begin(loaded, resume is not None)
-    with console, _termination_is_an_interrupt(), Metrics(_sinks(config, folder)) as metrics:
+    with ExitStack() as stack:
+        stack.enter_context(folder.held())
+        checkpoint = RunFolder(Path(resume)).newest_checkpoint() if resume else None
+        folder.begin(loaded, resume is not None)
+        stack.enter_context(console)
+        stack.enter_context(_termination_is_an_interrupt())
+        metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
         with started(loaded, observer) as parts:
             start = _restore(parts, checkpoint, observer)
