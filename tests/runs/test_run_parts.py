@@ -1,6 +1,8 @@
 """How the parts of a run end, and what is recorded of them."""
 
 import hashlib
+import os
+import signal
 
 import pytest
 from fakes import sample
@@ -8,6 +10,7 @@ from fakes import sample
 from vime.config.load import load, to_toml
 from vime.errors import VimeError
 from vime.record import RecordWriter, read
+from vime.runs import _ends_in_order
 from vime.runs.parts import SavedRollouts, _ended, _header
 from vime.types import RolloutBatch, TensorEntry, WeightManifest
 from vime.weights.manifest import manifest_digest
@@ -62,3 +65,23 @@ class Tokenizer:
 
     def get_vocab(self):
         return {"a": 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_interrupts_and_the_end_is_not_disturbed_by_the_next(number):
+    before = signal.getsignal(number)
+    ended = []
+
+    def run():
+        with _ends_in_order():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGTERM)
+                ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert ended == [True]
+    assert signal.getsignal(number) is before

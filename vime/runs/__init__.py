@@ -45,7 +45,7 @@ def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = N
         checkpoint = RunFolder(Path(resume)).newest_checkpoint() if resume else None
         folder.begin(loaded, resume is not None)
         stack.enter_context(console)
-        stack.enter_context(_termination_is_an_interrupt())
+        stack.enter_context(_ends_in_order())
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
         with started(loaded, observer) as parts:
@@ -100,14 +100,25 @@ def _forget_later_rows(metrics: Metrics, start: int) -> None:
 
 
 @contextlib.contextmanager
-def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: every process is ended on the way out."""
+def _ends_in_order() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: every process is ended on the way out, which further signals do not disturb.
+
+    (Ray crashes in native code where its shutdown is interrupted.) SIGINT stays ignored where the caller ignores it.
+    """
+    is_ending = False
 
     def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        nonlocal is_ending
+        if not is_ending:
+            is_ending = True
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        if number == signal.SIGTERM or before[number] != signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
