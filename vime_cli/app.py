@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -73,4 +74,7 @@ def vime(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    finally:  # only the interpreter's own end is left, and one more Ctrl-C would print a traceback of it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
