@@ -1,6 +1,7 @@
 """The first-step checks pass on equal numbers and catch one planted token."""
 
 import numpy as np
+import pytest
 
 from vime.align.first_step import engine_equals_trainer, engine_limit, reference_equals_policy
 from vime.types import RolloutBatch, Sample, Verdict
@@ -39,6 +40,7 @@ def test_engine_band_follows_the_dtype():
 
 def test_the_float32_band_grows_with_depth():
     assert engine_limit("float32", 2) == engine_limit("float32", 4) == 1e-5
+    assert engine_limit("float32", 30) == pytest.approx(1.4e-4)
     log_probs = np.full(8, -1.0, np.float32)
     log_probs[7] -= 4e-5
     assert engine_equals_trainer(batch(), log_probs, "float32", 30).verdict == Verdict.PASS
