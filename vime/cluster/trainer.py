@@ -13,6 +13,7 @@ from vime.cluster.session import RaySession
 from vime.cluster.waiting import gather
 from vime.config.schema import Config
 from vime.errors import VimeError
+from vime.forks import forking_dies_with_parent
 from vime.train.packing import token_index
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
 
@@ -41,7 +42,8 @@ class TrainerActor:
         return self.backend.describe()
 
     def call(self, method: str, *args: Any) -> Any:
-        return getattr(self.backend, method)(*args)
+        with forking_dies_with_parent():  # a checkpoint is written by forks
+            return getattr(self.backend, method)(*args)
 
     def write_weights(self, plan: Any) -> Any:
         """Rank 0 writes whole tensors into the shared buffer; the others take part in the collectives."""

@@ -16,7 +16,7 @@ from vime import device
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
-from vime.backends.vllm.processes import DeathWatch, ProcessDied, forking_dies_with_parent
+from vime.backends.vllm.processes import DeathWatch, ProcessDied
 from vime.backends.vllm.sampling import (
     StopIds,
     collect_stop_ids,
@@ -28,6 +28,7 @@ from vime.backends.vllm.sampling import (
 from vime.backends.vllm.update import WeightUpdate, check_update, required_specs
 from vime.config.schema import Config
 from vime.errors import PromptTooLong, UsageError, VimeError
+from vime.forks import forking_dies_with_parent
 from vime.types import Prompt, Sample, TensorEntry, WeightManifest
 from vime.weights.checkpoint import read_specs
 

@@ -4,37 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 from collections.abc import Iterable, Iterator
-
-_PR_SET_PDEATHSIG = 1
-_state = {"registered": False, "parent": 0}
-
-
-def _die_with_parent() -> None:
-    if _state["parent"]:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != _state["parent"]:  # it ended between the fork and the line above
-            os._exit(1)
-        _state["parent"] = os.getpid()  # of what this process forks in turn
-
-
-@contextlib.contextmanager
-def forking_dies_with_parent() -> Iterator[None]:
-    """Processes forked inside are killed by the kernel when the forking thread's process ends, however it ends.
-
-    A forked engine inherits its parent's sockets: left alone it would keep them open and wait for ever.
-    """
-    if not _state["registered"]:
-        os.register_at_fork(after_in_child=_die_with_parent)
-        _state["registered"] = True
-    _state["parent"] = os.getpid()
-    try:
-        yield
-    finally:
-        _state["parent"] = 0
 
 
 class DeathWatch:
