@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vime import __version__
+from vime.backends.megatron.manifest import MANIFEST, is_checkpoint
 from vime.config.load import Loaded, to_toml
 from vime.errors import UsageError
 
@@ -46,7 +47,7 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         found = (self.path / "checkpoints").glob("rollout_" + "[0-9]" * 6)
-        return sorted(p for p in found if (p / "manifest.json").is_file())
+        return sorted(p for p in found if is_checkpoint(p))
 
     def has_results(self) -> bool:
         """Whether a run got anywhere here: it wrote metrics or a checkpoint."""
@@ -65,7 +66,7 @@ class RunFolder:
     def prune(self, keep: int | None) -> None:
         """Remove all but the newest ``keep`` checkpoints. Killed half-way, it leaves none that looks complete."""
         for old in self.checkpoints()[: -keep if keep else 0]:
-            (old / "manifest.json").unlink()
+            (old / MANIFEST).unlink()
             shutil.rmtree(old)
 
     @contextmanager
