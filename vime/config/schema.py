@@ -111,6 +111,9 @@ class Rollout(Section):
     """How many times a rollout may be refilled before it stops with the share kept per round."""
     timeout_seconds: Seconds = 1800.0
     """Longest wait for one rollout; on expiry the pending requests are named."""
+    engines: list[str] = []
+    """URLs of running vLLM servers (OpenAI-compatible, ``http://host:port``) to use instead of engines of our own; only
+    with ``debug.rollout_only``, since no weights are sent to them."""
     serve_openai: bool = False
     """Serve each engine's OpenAI-compatible endpoint on loopback while the run lasts."""
 
@@ -230,6 +233,25 @@ class Checkpoint(Section):
     """Write a Hugging Face folder of the final weights to ``<run dir>/hf``."""
 
 
+class EvalSet(Section):
+    """One named evaluation set. What is not given is as in ``[eval]``."""
+
+    prompts: list[str] = Field(min_length=1)
+    """Prompt files, same columns as ``data``."""
+    num_samples_per_prompt: Positive | None = None
+    """See ``eval.num_samples_per_prompt``."""
+    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    """See ``eval.temperature``."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """None: as ``rollout.sampling.top_p``."""
+    top_k: int | None = None
+    """None: as ``rollout.sampling.top_k``."""
+    max_response_len: Positive | None = None
+    """None: as ``rollout.sampling.max_response_len``."""
+    max_prompts: Positive | None = None
+    """See ``eval.max_prompts``."""
+
+
 class Eval(Section):
     prompts: list[str] = []
     """Prompt files for evaluation, same columns as ``data``; empty: no evaluation."""
@@ -241,6 +263,10 @@ class Eval(Section):
     """0.0 is greedy."""
     max_prompts: Positive | None = None
     """Only the first so many prompts."""
+    pass_reward: float = 1.0
+    """A sample passes with at least this reward: what pass@k counts."""
+    sets: dict[str, EvalSet] = {}
+    """Further evaluation sets by name (``[eval.sets.NAME]``), beside ``eval.prompts``."""
 
 
 class Cluster(Section):
@@ -263,6 +289,10 @@ class Debug(Section):
     """Template of the record files, e.g. data_{rollout_id}.pt (--save-debug-rollout-data)."""
     load_rollout_data: str | None = None
     """Train on these records instead of generating; sets train_only (--load-debug-rollout-data)."""
+    oracle_samples: NonNegative = 8
+    """Samples whose tokens ``vime rollout`` scores again with the checkpoint's own Hugging Face model; 0: none."""
+    inject: list[str] = []
+    """Faults to plant, so that one sees the checks catch them; ``vime.align.faults`` lists them. Neutral: none."""
 
 
 class Log(Section):
