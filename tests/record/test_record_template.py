@@ -3,7 +3,7 @@
 import pytest
 
 from vime.errors import UsageError
-from vime.record import check_template, list_ids, missing_problem, template_path
+from vime.record import check_template, list_ids, missing_problem, parse_ids, template_path
 
 
 def test_path_is_the_format_of_the_template():
@@ -62,3 +62,32 @@ def test_a_literal_path_is_good_for_exactly_one_rollout(tmp_path):
     assert missing_problem(str(tmp_path / "x.pt"), [5]) is None
     assert "one file, but 2 rollouts" in missing_problem(str(tmp_path / "x.pt"), [0, 1])
     assert "no such file" in missing_problem(str(tmp_path / "y.pt"), [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("3", [3]),
+        ("0:4", [0, 1, 2, 3]),
+        ("2:", [2, 5]),
+        (":2", [0, 1]),
+        (":", [0, 1, 2, 5]),
+        ("-1", [5]),
+        ("-2:", [2, 5]),
+        (":-1", [0, 1, 2]),
+        (" 7 ", [7]),
+    ],
+)
+def test_ids_are_one_number_or_a_range_as_in_python(text, ids):
+    assert parse_ids(text, [0, 1, 2, 5]) == ids
+
+
+@pytest.mark.parametrize("text", ["", " ", "a", "1,2", "1:2:3", "0-4", "4:2", "6:", "-9", "0:999999999", "1" * 30])
+def test_ids_that_name_nothing_are_refused_beside_those_that_exist(text):
+    with pytest.raises(UsageError, match="--ids"):
+        parse_ids(text, [0, 1, 2, 5])
+
+
+def test_a_range_without_files_says_so():
+    with pytest.raises(UsageError, match="no file for any id"):
+        parse_ids(":", [])

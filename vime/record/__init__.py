@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from vime.record.template import check_template, list_ids, missing_problem, template_path
+from vime.record.template import check_template, list_ids, missing_problem, parse_ids, template_path
 
 # These need numpy, which checking a template does not: a light install has none.
 _LATER = {
@@ -21,6 +21,7 @@ __all__ = [
     "describe",
     "list_ids",
     "missing_problem",
+    "parse_ids",
     "read",
     "template_path",
     "write",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Formatter
 
 from vime.errors import UsageError
 
 PLACEHOLDER = "rollout_id"
+MAX_IDS = 100_000
 
 
 def template_path(template: str, rollout_id: int) -> Path:
@@ -74,6 +75,36 @@ def missing_problem(template: str, rollout_ids: Iterable[int]) -> str | None:
     existing = list_ids(template)
     there = f"existing ids: {_ranges(existing)}" if existing else "there is no file for any id"
     return f"{template}: no file for rollout_id {_ranges(missing)}; {there}"
+
+
+def parse_ids(text: str, existing: Sequence[int]) -> list[int]:
+    """``--ids``: one rollout id, or ``A:B`` as in Python (A to B - 1). A bound that is left out is the end of the list.
+
+    Negative numbers count from the last of the ids that exist: -1 is the last, ``-2:`` the last two. UsageError where
+    the text is something else, or names no id. Whether the ids have a file is for ``missing_problem`` to say.
+    """
+    match = re.fullmatch(r"\s*(-?\d{1,18})?\s*(?:(:)\s*(-?\d{1,18})?\s*)?", text)
+    if match is None or not (match[1] or match[2]):
+        raise UsageError(f"--ids {text}: is no rollout id and no range", "for example --ids 3, --ids 0:4 or --ids -1")
+    if not match[2]:
+        return [_counted(int(match[1]), existing)]
+    first = _counted(int(match[1]), existing) if match[1] else min(existing, default=0)
+    end = _counted(int(match[3]), existing) if match[3] else max(existing, default=-1) + 1
+    # With both bounds every id of the range is asked for, with an open end those that exist.
+    ids = range(first, end) if match[1] and match[3] else [i for i in existing if first <= i < end]
+    if not ids or len(ids) > MAX_IDS:
+        there = f"existing ids: {_ranges(list(existing))}" if existing else "there is no file for any id"
+        problem = f"more than {MAX_IDS} rollouts" if ids else "no rollout"
+        raise UsageError(f"--ids {text}: names {problem}; {there}", "A:B goes from A to B - 1, as in Python")
+    return list(ids)
+
+
+def _counted(i: int, existing: Sequence[int]) -> int:
+    if i >= 0:
+        return i
+    if -i > len(existing):
+        raise UsageError(f"--ids {i}: only {len(existing)} rollouts exist", "-1 is the last one that exists")
+    return existing[i]
 
 
 def _syntax_problems(template: str) -> list[str]:
