@@ -138,6 +138,12 @@ def test_tokenizer_without_chat_template(inputs):
         (["megatron.transformer.num_layers=2"], "megatron.transformer.num_layers = 2", "is set by vime"),
         (["data.prompts=['no.jsonl']"], "data.prompts", "no.jsonl: no such file"),
         (["eval.prompts=['no.jsonl']", "eval.interval=1"], "eval.prompts", "no.jsonl: no such file"),
+        (["eval.sets.hard.prompts=['no.jsonl']"], "eval.sets.hard.prompts", "no.jsonl: no such file"),
+        (
+            ["eval.sets.hard={prompts=['prompts.jsonl'], max_response_len=512}"],
+            "eval.sets.hard.max_response_len = 512",
+            "room for a prompt",
+        ),
     ],
 )
 def test_each_problem_names_setting_value_and_rule(inputs, overrides, path, text):

@@ -147,7 +147,7 @@ def test_free_tables_keep_the_libraries_names(write):
     loaded = load([file], ["vllm.compilation_config.mode=3", "megatron.transformer.moe_permute_fusion=true"])
     assert loaded.config.vllm == {"max_num_seqs": 3, "compilation_config": {"mode": 3}}
     assert loaded.config.megatron.transformer == {"moe_permute_fusion": True}
-    assert free_tables() == ("eval.sets", "megatron.transformer", "megatron.optimizer", "megatron.ddp", "vllm")
+    assert free_tables() == ("megatron.transformer", "megatron.optimizer", "megatron.ddp", "vllm")
     assert {r.path: r.origin for r in rows(loaded)}["vllm.compilation_config.mode"] == "command line"
 
 

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from vime.config.load import read
@@ -95,9 +97,12 @@ def test_negative_temperature_is_never_right():
 
 def test_no_rollouts_evaluates_once_or_is_refused():
     line = problem("run.num_rollouts=0")
-    assert line.startswith("run.num_rollouts = 0 (command line): evaluates once and exits, but eval.prompts is empty")
-    assert is_good("run.num_rollouts=0", "eval.prompts=['e.jsonl']")
-    assert "must be >= 1 with debug.rollout_only" in problem("run.num_rollouts=0", "debug.rollout_only=true")
+    assert line.startswith("run.num_rollouts = 0 (command line): evaluates once and exits, but there is no evaluation")
+    for evaluation in ("eval.prompts=['e.jsonl']", "eval.sets.hard.prompts=['e.jsonl']"):
+        assert is_good("run.num_rollouts=0", evaluation)
+        assert is_good("run.num_rollouts=0", evaluation, "debug.rollout_only=true")
+    line = problem("run.num_rollouts=0", "debug.rollout_only=true")
+    assert "set eval.prompts or [eval.sets.NAME], or num_rollouts >= 1 to generate" in line
 
 
 @pytest.mark.parametrize(
@@ -163,3 +168,51 @@ def test_what_is_ignored_or_hardly_meant_is_a_warning(overrides, path):
     found, warned = lines(*overrides)
     assert found == []
     assert [line.startswith(path) for line in warned] == [True]
+
+
+HARD = "eval.sets.hard.prompts=['h.jsonl']"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (["eval.sets.eval.prompts=['e']"], "eval.sets.eval (command line): the name of an evaluation set is"),
+        (["eval.sets.dropped.prompts=['e']"], "eval.sets.dropped (command line): the name"),
+        (["eval.sets.a-b.prompts=['e']"], "eval.sets.a-b (command line): the name"),
+        (["eval.sets.1st.prompts=['e']"], "eval.sets.1st (command line): the name"),
+        ([f"eval.sets.{'x' * 65}.prompts=['e']"], f"eval.sets.{'x' * 65} (command line): the name"),
+        ([HARD, "eval.sets.hard.top_k=-1"], "eval.sets.hard.top_k = -1 (command line): must be >= 0"),
+        (["eval.sets.hard.prompts=['']"], 'eval.sets.hard.prompts = [""] (command line): must not be empty'),
+    ],
+)
+def test_what_an_evaluation_set_must_be(overrides, start):
+    assert problem(*overrides).startswith(start)
+
+
+def test_any_set_is_an_evaluation():
+    assert is_good("eval.interval=2", HARD)
+    assert problem("eval.interval=2").endswith("needs eval.prompts or [eval.sets.NAME]")
+    assert problem("eval.interval=2", "eval.sets.hard=3") == "eval.sets.hard = 3 (command line): must be a table"
+
+
+def test_what_a_set_ignores_or_repeats_is_said_of_that_set():
+    many = ["eval.sets.warm={prompts=['w'], temperature=1.0, num_samples_per_prompt=4}", HARD]
+    _, found = lines(*many, "eval.sets.hard.num_samples_per_prompt=4")
+    (line,) = found
+    assert line.startswith("eval.sets.hard.num_samples_per_prompt = 4 (command line): greedy samples of one prompt")
+    _, found = lines(HARD, "eval.num_samples_per_prompt=4")
+    (line,) = found
+    assert line.startswith("eval.num_samples_per_prompt = 4 (command line): greedy samples")
+    assert "the temperature of evaluation set hard is 0" in line
+    assert [w for w in lines(*many, RECORD)[1] if "is ignored: no engine" in w] == [
+        'eval.sets.warm.prompts = ["w"] (command line): is ignored: no engine is started for recorded rollouts'.replace(
+            '"w"', f'"{os.path.abspath("w")}"'
+        ),
+        f'eval.sets.hard.prompts = ["{os.path.abspath("h.jsonl")}"] (command line): '
+        "is ignored: no engine is started for recorded rollouts",
+    ]
+
+
+def test_records_of_no_rollout():
+    _, found = lines("run.num_rollouts=0", HARD, "debug.rollout_only=true", "debug.save_rollout_data=d_{rollout_id}.pt")
+    assert [w.endswith("is ignored: there is no rollout (run.num_rollouts is 0)") for w in found] == [True]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from vime.config import rules
 from vime.config.message import UNSET, Finding, line, toml_key, toml_value
-from vime.config.names import sections, settings, suggest
+from vime.config.names import field_of, free_tables, general, paths_of, sections, settings, suggest
 from vime.config.schema import Config
 from vime.config.sources import (
     COMMAND_LINE,
@@ -30,7 +30,7 @@ from vime.config.sources import (
 from vime.errors import ConfigError
 
 PRINT_CONFIG_HINT = "vime train RUN.toml --print-config shows every setting, its value and where it came from"
-_PLACEHOLDERS: dict[str, Any] = {"model.path": "", "data.prompts": [""]}
+_PLACEHOLDERS: dict[str, Any] = {"model.path": "", "data.prompts": [""], "eval.sets.*.prompts": [""]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Loaded:
         return line(finding.path, value_of(self.config, finding.path), self.origin(finding.path), finding.text)
 
     def concerns_invalid(self, paths: Sequence[str]) -> bool:
-        """Whether one of ``paths`` holds a default in place of a refused value."""
-        return any(f"{path}.".startswith(f"{bad}.") for bad in self.invalid for path in paths)
+        """Whether one of ``paths`` is, holds or lies in what has a default in place of a refused value."""
+        pairs = [(f"{bad}.", f"{path}.") for bad in self.invalid for path in paths]
+        return any(path.startswith(bad) or bad.startswith(path) for bad, path in pairs)
 
 
 def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
@@ -102,21 +103,19 @@ def value_of(config: Config, path: str) -> Any:
         node = node.get(part, UNSET) if isinstance(node, dict) else getattr(node, part, UNSET)
         if node is UNSET:
             return UNSET
-    return UNSET if path in sections() else node
+    return UNSET if general(path) in sections() else node
 
 
 def to_toml(config: Config) -> str:
     """The whole configuration as TOML; reading it back gives an equal one."""
-    lines: list[str] = []
-    for table in ("", *sections()):
-        own = _own(config, table)
-        if table and own:
-            lines += ["", f"[{table}]"]
-        lines += [f"{name} = {toml_value(value)}" for name, value in own]
-    for table in (name for name, value in _free(config) if value):
-        lines += ["", f"[{table}]"]
-        lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in dict(_free(config))[table].items()]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    tables: dict[str, list[str]] = {}
+    for path in (p for p in paths_of(config) if p not in free_tables()):
+        table, _, name = path.rpartition(".")
+        tables.setdefault(table, []).append(f"{name} = {toml_value(value_of(config, path))}")
+    for table in free_tables():
+        rows = value_of(config, table).items()
+        tables |= {table: [f"{toml_key(key)} = {toml_value(value)}" for key, value in rows]} if rows else {}
+    return "\n\n".join("\n".join([f"[{table}]", *lines]) for table, lines in tables.items()) + "\n"
 
 
 def _gather(files: Sequence[Path], overrides: Sequence[str]) -> Tree:
@@ -151,9 +150,9 @@ def _drop_unknown(tree: Tree) -> list[str]:
 
 def _members_of_nearest_table(path: str) -> str:
     table = path
-    while table and table not in sections():
+    while table and general(table) not in sections():
         table = table.rpartition(".")[0]
-    known = sections()[table].model_fields if table else Config.model_fields
+    known = sections()[general(table)].model_fields if table else Config.model_fields
     return f"known {'in ' + table if table else 'tables'}: " + ", ".join(known)
 
 
@@ -161,7 +160,7 @@ def _drop_nan(tree: Tree) -> list[str]:
     """nan passes every range check, so it is refused by name; inf means something for clip_grad alone."""
     problems = []
     for path, value in list(leaves(tree.values)):
-        if not isinstance(value, float) or math.isfinite(value) or path not in settings():
+        if not isinstance(value, float) or math.isfinite(value) or field_of(path) is None:
             continue
         if math.isnan(value) or path != "train.clip_grad":
             problems.append(line(path, value, tree.origin(path), "must be a finite number"))
@@ -180,7 +179,7 @@ def _validate(tree: Tree) -> tuple[Config, list[str], list[str]]:
         path = ".".join(str(part) for part in item["loc"] if not isinstance(part, int))
         if item["type"] == "missing":
             problems += _missing(path)
-            paths = [p for p in _PLACEHOLDERS if p == path or p.startswith(path + ".")]
+            paths = _required(path)
         else:
             shown = item["input"] if isinstance(item["loc"][-1], int) else _at(tree, path)
             problems.append(line(path, shown, tree.origin(path), _allowed(item)))
@@ -191,9 +190,14 @@ def _validate(tree: Tree) -> tuple[Config, list[str], list[str]]:
     return Config.model_validate(tree.values, strict=True), invalid, list(dict.fromkeys(problems))
 
 
+def _required(path: str) -> list[str]:
+    """The settings without a default at or below ``path``."""
+    return [path] if general(path) in _PLACEHOLDERS else [p for p in _PLACEHOLDERS if p.startswith(path + ".")]
+
+
 def _replace(tree: Tree, path: str) -> None:
-    if path in _PLACEHOLDERS:
-        tree.set(path, _PLACEHOLDERS[path], DEFAULT)
+    if general(path) in _PLACEHOLDERS:
+        tree.set(path, _PLACEHOLDERS[general(path)], DEFAULT)
         return
     tree.drop(path)
     for required, value in _PLACEHOLDERS.items():
@@ -202,8 +206,7 @@ def _replace(tree: Tree, path: str) -> None:
 
 
 def _missing(path: str) -> list[str]:
-    required = [p for p in _PLACEHOLDERS if p == path or p.startswith(path + ".")] or [path]
-    docs = {p: (settings()[p].description or "") for p in required}
+    docs = {p: (settings()[general(p)].description or "") for p in _required(path) or [path]}
     return [f"{p}: required and not set ({doc.splitlines()[0] if doc else 'no default'})" for p, doc in docs.items()]
 
 
@@ -252,16 +255,3 @@ def _at(tree: Tree, path: str) -> Any:
     for part in path.split("."):
         node = node[part] if isinstance(node, dict) and part in node else UNSET
     return node
-
-
-def _own(config: Config, table: str) -> list[tuple[str, Any]]:
-    free = dict(_free(config))
-    return [
-        (path.rpartition(".")[2], value_of(config, path))
-        for path in settings()
-        if path.rpartition(".")[0] == table and path not in free
-    ]
-
-
-def _free(config: Config) -> list[tuple[str, Any]]:
-    return [(path, value_of(config, path)) for path in settings() if isinstance(value_of(config, path), dict)]

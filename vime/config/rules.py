@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Iterator
 
+from vime.config import engines
 from vime.config.message import Finding
 from vime.config.schema import Config
 
@@ -14,6 +15,9 @@ USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 """``package.module:attribute``"""
 
 
+SET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+RESERVED_SET_NAMES = ("eval", "dropped")
+"""Names that the metrics of an evaluation have already."""
 RAY_ADDRESS = re.compile(r"(ray://)?[^\s/]+:\d{1,5}")
 _MAX_NAME, _MAX_PATH = 255, 4095
 _MAX_TRIED = 1_000_000  # a batch so large that this hides a divisor is no batch
@@ -22,11 +26,11 @@ _MAX_TRIED = 1_000_000  # a batch so large that this hides a divisor is no batch
 def check(config: Config) -> tuple[list[Finding], list[Finding]]:
     """(problems, warnings) of a configuration whose single values are valid."""
     rules = [_paths, _cluster, _mode, _batch, _sampling, _lengths]
-    rules += [_reward, _evaluation, _schedule, _parallel, _functions]
+    rules += [_reward, _evaluation, _schedule, _parallel, _functions, engines.problems]
     problems = [finding for rule in rules for finding in rule(config)]
     for path in ("debug.save_rollout_data", "debug.load_rollout_data"):
         problems += _template(config, path)
-    return problems, list(_doubtful(config))
+    return problems, [*_doubtful(config), *engines.doubtful(config)]
 
 
 def nearest_divisors(n: int, wanted: int, count: int = 4) -> list[int]:
@@ -55,6 +59,7 @@ def _paths(c: Config) -> Iterator[Finding]:
     """No empty path (it would mean the current folder), and none with a NUL, which no system can open."""
     named = [("model.path", c.model.path), ("model.ref_path", c.model.ref_path), ("run.dir", c.run_dir)]
     named += [("data.prompts", path) for path in c.data.prompts] + [("eval.prompts", path) for path in c.eval.prompts]
+    named += [(f"eval.sets.{name}.prompts", path) for name, own in c.eval.sets.items() for path in own.prompts]
     named += [("debug.save_rollout_data", c.debug.save_rollout_data)]
     named += [("debug.load_rollout_data", c.debug.load_rollout_data)]
     for setting, path in named:
@@ -99,11 +104,15 @@ def _mode(c: Config) -> Iterator[Finding]:
 
 
 def _no_rollouts(c: Config) -> Iterator[Finding]:
-    reads = ("eval.prompts", "debug.rollout_only", "debug.train_only")
-    if c.debug.rollout_only or c.debug.train_only:
-        yield Finding("run.num_rollouts", "must be >= 1 with debug.rollout_only or debug.train_only", reads)
-    elif not c.eval.prompts:
-        text = "evaluates once and exits, but eval.prompts is empty; set eval.prompts, or num_rollouts >= 1 to train"
+    reads = ("eval.prompts", "eval.sets", "debug.rollout_only", "debug.train_only")
+    otherwise = "to generate" if c.debug.rollout_only else "to train"
+    if c.debug.train_only:
+        yield Finding("run.num_rollouts", "must be >= 1 with debug.train_only: recorded rollouts are trained on", reads)
+    elif not c.evaluation_sets:
+        text = (
+            "evaluates once and exits, but there is no evaluation set; set eval.prompts or [eval.sets.NAME], "
+            f"or num_rollouts >= 1 {otherwise}"
+        )
         yield Finding("run.num_rollouts", text, reads)
 
 
@@ -230,8 +239,17 @@ def _pattern(c: Config) -> Iterator[Finding]:
 
 
 def _evaluation(c: Config) -> Iterator[Finding]:
-    if c.eval.interval > 0 and not c.eval.prompts:
-        yield Finding("eval.interval", "needs eval.prompts", ("eval.prompts",))
+    if c.eval.interval > 0 and not c.evaluation_sets:
+        yield Finding("eval.interval", "needs eval.prompts or [eval.sets.NAME]", ("eval.prompts", "eval.sets"))
+    for name, own in c.eval.sets.items():
+        if not SET_NAME.fullmatch(name) or name in RESERVED_SET_NAMES:
+            text = (
+                "the name of an evaluation set is a letter or _, then letters, digits and _, at most 64 of them "
+                f"(files and metrics are named after it), and none of {_join(list(RESERVED_SET_NAMES))}"
+            )
+            yield Finding(f"eval.sets.{name}", text)
+        if own.top_k is not None and own.top_k < 0:
+            yield Finding(f"eval.sets.{name}.top_k", "must be >= 0; 0 means all tokens")
 
 
 def _schedule(c: Config) -> Iterator[Finding]:
@@ -312,18 +330,29 @@ def _doubtful(c: Config) -> Iterator[Finding]:
     if c.algo.kl_coef > 0 and c.algo.kl_estimator == "k1" and c.needs_trainer:
         text = "has a gradient of mean 0 as a loss: it does not hold the policy to the reference; k2 and k3 do"
         yield Finding("algo.kl_estimator", text, ("algo.kl_coef",))
-    if c.eval.prompts and not c.needs_engines:
-        yield Finding("eval.prompts", "is ignored: no engine is started for recorded rollouts")
-    if c.eval.prompts and c.eval.temperature == 0 and c.eval.num_samples_per_prompt > 1:
-        yield Finding(
-            "eval.num_samples_per_prompt", "greedy samples of one prompt are all alike (eval.temperature is 0)"
-        )
+    yield from _doubtful_evaluation(c)
     if c.train.min_lr > 0 and c.train.lr_schedule == "constant":
         yield Finding("train.min_lr", 'is ignored: train.lr_schedule is "constant"', ("train.lr_schedule",))
     if c.checkpoint.keep is not None and c.checkpoint.save_interval == 0:
         yield Finding("checkpoint.keep", "is ignored: checkpoint.save_interval is 0", ("checkpoint.save_interval",))
     if c.cluster.colocate and not (c.needs_engines and c.needs_trainer):
         yield Finding("cluster.colocate", "is ignored: only one side, trainer or engines, is started")
+
+
+def _doubtful_evaluation(c: Config) -> Iterator[Finding]:
+    for name, found in c.evaluation_sets.items():
+        own = c.eval.sets.get(name)
+        table = "eval" if own is None else f"eval.sets.{name}"
+        if not c.needs_engines:
+            yield Finding(f"{table}.prompts", "is ignored: no engine is started for recorded rollouts")
+        if found.temperature == 0 and (found.num_samples_per_prompt or 1) > 1:
+            is_own = own is None or own.num_samples_per_prompt is not None
+            where = "eval.temperature" if own is None else f"the temperature of evaluation set {name}"
+            text = f"greedy samples of one prompt are all alike ({where} is 0)"
+            setting = f"{table if is_own else 'eval'}.num_samples_per_prompt"
+            yield Finding(setting, text, (f"{table}.temperature", "eval.temperature"))
+    if c.run.num_rollouts == 0 and c.debug.save_rollout_data is not None:
+        yield Finding("debug.save_rollout_data", "is ignored: there is no rollout (run.num_rollouts is 0)")
 
 
 def _join(values: list[int] | list[str]) -> str:

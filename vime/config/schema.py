@@ -266,7 +266,7 @@ class Eval(Section):
     pass_reward: float = 1.0
     """A sample passes with at least this reward: what pass@k counts."""
     sets: dict[str, EvalSet] = {}
-    """Further evaluation sets by name (``[eval.sets.NAME]``), beside ``eval.prompts``."""
+    """Further evaluation sets by name (``[eval.sets.NAME]``), beside ``eval.prompts``, which is the set "eval"."""
 
 
 class Cluster(Section):
@@ -348,6 +348,25 @@ class Config(Section):
     def num_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.run.num_rollouts * self.train.num_steps_per_rollout
+
+    @property
+    def evaluation_sets(self) -> dict[str, EvalSet]:
+        """Every evaluation set by name (that of ``eval.prompts`` is "eval"), with what it inherits filled in."""
+        plain = {"eval": EvalSet(prompts=self.eval.prompts)} if self.eval.prompts else {}
+        inherited = {
+            name: getattr(self.eval, name) for name in ("num_samples_per_prompt", "temperature", "max_prompts")
+        }
+        inherited |= {name: getattr(self.rollout.sampling, name) for name in ("top_p", "top_k", "max_response_len")}
+        return {
+            name: own.model_copy(update={k: v for k, v in inherited.items() if getattr(own, k) is None})
+            for name, own in (plain | self.eval.sets).items()
+        }
+
+    @property
+    def longest_response(self) -> int:
+        """The largest limit of a response, in tokens, of rollouts and evaluation sets."""
+        limits = [found.max_response_len or 0 for found in self.evaluation_sets.values()]
+        return max(self.rollout.sampling.max_response_len, *limits, 0)
 
     @property
     def run_dir(self) -> str:

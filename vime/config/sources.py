@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from vime.config.message import short
-from vime.config.names import admits, free_table_of, settings
+from vime.config.names import admits, field_of, free_table_of, general, settings
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 DERIVED = "derived"
-PATH_SETTINGS = ("model.path", "model.ref_path", "data.prompts", "eval.prompts")
+PATH_SETTINGS = ("model.path", "model.ref_path", "data.prompts", "eval.prompts", "eval.sets.*.prompts")
 """Settings that hold paths of inputs: relative to the TOML file that names them, or to the current folder."""
 
 
@@ -113,7 +113,7 @@ def at_folder(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def absolute(setting: str, value: Any, folder: Path) -> Any:
     """``value`` made absolute where ``setting`` holds input paths (a list of them, or one)."""
-    if setting not in PATH_SETTINGS:
+    if general(setting) not in PATH_SETTINGS:
         return value
     if isinstance(value, list):
         return [absolute(setting, item, folder) for item in value]
@@ -129,17 +129,16 @@ def none_of(setting: str, value: Any) -> Any:
 
 def unknown(tree: Tree) -> Sequence[str]:
     """Dotted paths in the tree that name no setting. Free tables are checked against the library instead."""
-    known = settings()
     return [
         path
-        for path, value in leaves(tree.values)
-        if path not in known and free_table_of(path) is None and not _is_table(path, value)
+        for path, _ in leaves(tree.values)
+        if field_of(path) is None and free_table_of(path) is None and not _is_table(path)
     ]
 
 
-def _is_table(path: str, value: Any) -> bool:
+def _is_table(path: str) -> bool:
     """A scalar where a table belongs is known (pydantic says so), and so is an empty table."""
-    return any(name.startswith(path + ".") for name in settings())
+    return any(name.startswith(general(path) + ".") for name in settings())
 
 
 def _with_line(message: str, text: str) -> str:

@@ -101,7 +101,7 @@ def _model_rules(found: Preflight, loaded: Loaded, spec: ModelSpec) -> None:
         return
     if c.needs_trainer:
         found.layers = _layer_rows(loaded, spec)
-    found.memory = forecast(c, spec)
+    found.memory = forecast(c, spec) if not (c.needs_engines and c.rollout.engines) else []
 
 
 def _layer_rows(loaded: Loaded, spec: ModelSpec) -> list[tuple[str, str]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vime.config import native
 from vime.config.load import Loaded, read, value_of
-from vime.config.message import Finding, short
-from vime.config.names import settings
+from vime.config.message import UNSET, Finding, short
+from vime.config.names import field_of, paths_of
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
@@ -84,9 +84,12 @@ def context(loaded: Loaded, spec: ModelSpec) -> tuple[list[str], list[str]]:
             f"must be < {longest}, to leave room for a prompt",
         ),
     }
+    for name, own in c.eval.sets.items():
+        text = limits["rollout.sampling.max_response_len"][1]
+        limits[f"eval.sets.{name}.max_response_len"] = ((own.max_response_len or 0) + 1, text)
     of = f", the context of the model (max_position_embeddings = {longest})"
     problems = [loaded.line(Finding(path, text + of)) for path, (size, text) in limits.items() if size > longest]
-    wanted = (c.data.max_prompt_len or 0) + c.rollout.sampling.max_response_len
+    wanted = (c.data.max_prompt_len or 0) + c.longest_response
     warnings = []
     if not problems and c.rollout.max_context_len is None and wanted > longest:
         text = f"data.max_prompt_len + max_response_len = {wanted} is over the model's context {longest}: "
@@ -118,9 +121,11 @@ def data_files(loaded: Loaded) -> list[str]:
 
     c = loaded.config
     problems = [] if _has_line(loaded, "data.prompts") else check_files(c.data, needs_label(c.reward))
-    if c.eval.prompts and not _has_line(loaded, "eval.prompts"):
-        evaluation = check_files(c.data.model_copy(update={"prompts": c.eval.prompts}), needs_label(c.reward))
-        problems += [line.replace("data.prompts", "eval.prompts") for line in evaluation]
+    for name, found in c.evaluation_sets.items():
+        setting = f"eval.sets.{name}.prompts" if name in c.eval.sets else "eval.prompts"
+        if not _has_line(loaded, setting) and not loaded.concerns_invalid([setting]):
+            evaluation = check_files(c.data.model_copy(update={"prompts": found.prompts}), needs_label(c.reward))
+            problems += [line.replace("data.prompts", setting) for line in evaluation]
     return problems
 
 
@@ -199,9 +204,9 @@ def resume_changes(loaded: Loaded, resume: str) -> Iterator[str]:
         yield f"--resume {resume}: config.toml of the run cannot be read, so settings are not compared"
         return
     ours = {"run.dir", "run.name", "run.num_rollouts", "run.overwrite"}
-    for path in (p for p in settings() if p not in ours):
-        old, new = value_of(before.config, path), value_of(loaded.config, path)
-        if old != new:
+    for path in dict.fromkeys((*paths_of(loaded.config), *paths_of(before.config))):
+        old, new = ((None if v is UNSET else v) for v in (value_of(of, path) for of in (before.config, loaded.config)))
+        if old != new and path not in ours:
             yield loaded.line(Finding(path, f"differs from the run that is resumed, which had {short(old)}"))
     planned, schedule = before.config.run.num_rollouts, loaded.config.train.lr_schedule
     if schedule != "constant" and planned != loaded.config.run.num_rollouts:
@@ -240,7 +245,7 @@ def _as_ours(loaded: Loaded, lines: Iterable[str]) -> Iterator[str]:
     """Lines that read ``setting = value: text``, with the origin; a setting that a rule refused is not named twice."""
     for text in lines:
         path = text.partition(" = ")[0]
-        value = value_of(loaded.config, path) if path in settings() else None
+        value = value_of(loaded.config, path) if field_of(path) is not None else None
         start = f"{path} = {value!r}: "
         if not text.startswith(start):
             yield text
@@ -267,7 +272,8 @@ def facts(loaded: Loaded, spec: ModelSpec | None) -> dict[str, str]:
         )
     if c.needs_engines:
         found["prompts"] = ", ".join(c.data.prompts or c.eval.prompts)
-        found["engines"] = f"{c.rollout.num_engines} x tensor-parallel {c.rollout.engine_tp}"
+        own = f"{c.rollout.num_engines} x tensor-parallel {c.rollout.engine_tp}"
+        found["engines"] = ", ".join(c.rollout.engines) or own
     if c.debug.load_rollout_data:
         found["records"] = c.debug.load_rollout_data
     if c.needs_trainer:

@@ -8,16 +8,20 @@ from pathlib import Path
 from vime.config.schema import Config
 
 ENGINE = ("torch", "vllm", "ray", "transformers", "safetensors", "numpy", "blake3")
+EXTERNAL = ("torch", "httpx", "transformers", "numpy", "blake3")
+"""What it takes to ask engines that somebody else runs."""
 TRAINER = ("torch", "megatron.core", "ray", "transformers", "safetensors", "numpy", "blake3")
 
 
 def missing(config: Config) -> dict[str, str]:
     """Import name -> extra of vime that brings it, for every library this configuration needs and that is absent."""
-    needed = dict.fromkeys(ENGINE if config.needs_engines else (), "cpu")
+    engine = EXTERNAL if config.rollout.engines else ENGINE
+    needed = dict.fromkeys(engine if config.needs_engines else (), "cpu")
     needed |= dict.fromkeys(TRAINER if config.needs_trainer else (), "cpu")
     if config.needs_engines and config.reward.name == "math":
         needed["math_verify"] = "cpu"
-    if any(".parquet" in path for path in (*config.data.prompts, *config.eval.prompts)):
+    evaluation = [path for found in config.evaluation_sets.values() for path in found.prompts]
+    if any(".parquet" in path for path in (*config.data.prompts, *evaluation)):
         needed["pyarrow"] = "cpu"
     if config.log.tensorboard:
         needed["tensorboard"] = "cpu"

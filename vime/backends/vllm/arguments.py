@@ -34,7 +34,7 @@ def max_model_len(config: Config, model: dict[str, Any]) -> int:
             f"use at most {context}",
         )
     if wanted is None and config.data.max_prompt_len is not None:
-        wanted = config.data.max_prompt_len + config.rollout.sampling.max_response_len
+        wanted = config.data.max_prompt_len + config.longest_response
         wanted = min(wanted, context or wanted)
     wanted = wanted or context
     if wanted is None:
