@@ -54,6 +54,9 @@ class RayEngine:
     async def abort(self) -> int:
         return await self._call("abort")
 
+    async def prefix_cache(self) -> tuple[int, int]:
+        return await self._call("prefix_cache")
+
     async def weight_specs(self) -> list[TensorEntry]:
         return await self._call("weight_specs")
 
