@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.forks import forking_dies_with_parent
 from vime.train.packing import token_index
-from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
+from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData, WeightManifest
 
 
 class TrainerActor:
@@ -52,6 +53,19 @@ class TrainerActor:
         if self.rank == 0:
             return write_weights(plan, self.backend.named_weights())
         for _ in self.backend.named_weights():
+            pass
+        return None
+
+    def write_tensors(self, of: str, folder: str | None, version: int) -> WeightManifest | None:
+        """Rank 0 digests whole tensors (``of``: weights, gradients) and writes them below ``folder``, where given."""
+        from vime.weights.manifest import build_manifest
+        from vime.weights.shards import written
+
+        tensors = getattr(self.backend, f"named_{of}")()
+        if self.rank == 0:
+            stream = tensors if folder is None else written(Path(folder), tensors)
+            return build_manifest(version, f"trainer, {of}", stream)
+        for _ in tensors:
             pass
         return None
 
@@ -112,6 +126,23 @@ class RayTrainer:
         return self._all("write_weights", plan, limit=limit, what="export of the weights", direct=True)[
             "trainer rank 0"
         ]
+
+    def write_tensors(self, of: str, folder: Path | None, version: int) -> WeightManifest:
+        """Digests of the ``weights``, or of the ``gradients`` of the last step; ``folder``: written there too."""
+        limit = self.config.weights.timeout_seconds
+        arguments = (of, None if folder is None else str(folder), version)
+        answers = self._all("write_tensors", *arguments, limit=limit, what=f"writing the {of}", direct=True)
+        return answers["trainer rank 0"]
+
+    def sample_losses(self) -> dict[str, tuple[float, int, int]]:
+        """Of the last step, sample -> (its share of the loss, trained tokens, data-parallel rank that trained it)."""
+        found: dict[str, tuple[float, int, int]] = {}
+        for answer in self._all("sample_losses", what="losses of the samples").values():
+            dp_rank, samples = answer or (0, {})
+            for name, (loss, num_tokens) in samples.items():
+                before, tokens_before, _ = found.get(name, (0.0, 0, dp_rank))
+                found[name] = (before + loss, tokens_before + num_tokens, dp_rank)
+        return found
 
     def save(self, path: str, state: dict[str, Any]) -> None:
         self._all("save", path, state, what=f"saving {path}")

@@ -45,11 +45,11 @@ def arrays_of(batch: RolloutBatch) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(getattr(batch, name), dtype=dtype) for name, dtype in ARRAYS.items()}
 
 
-def checksum(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+def checksum(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, str] = ARRAYS) -> str:
     """blake2b-256, hex, of the canonical JSON of ``plain``, then for each array "name dtype length" and its bytes."""
     digest = hashlib.blake2b(digest_size=32)
     digest.update(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii"))
-    for name, dtype in ARRAYS.items():
+    for name, dtype in dtypes.items():
         digest.update(f"\n{name} {dtype} {len(arrays[name])}\n".encode("ascii"))
         digest.update(arrays[name].view(np.uint8).data)
     return digest.hexdigest()

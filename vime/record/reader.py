@@ -33,7 +33,7 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     Python objects; or if ``tokenizer_digest`` is given and the record was made with another tokenizer.
     """
     path = Path(path)
-    content = _load(path)
+    content = load_plain(path)
     if isinstance(content, dict) and content.get("format") == FORMAT:
         batch = _from_content(path, content)
     elif isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content:
@@ -49,7 +49,8 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     return batch
 
 
-def _load(path: Path) -> Any:
+def load_plain(path: Path) -> Any:
+    """What lies in a file of plain data and tensors. UsageError (one line) for every other file."""
     import torch
 
     if not path.is_file():

@@ -6,10 +6,11 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,12 +30,16 @@ def write(path: str | os.PathLike[str], batch: RolloutBatch, *, overwrite: bool 
     After a crash at any moment ``path`` is the old file, the new file, or absent; never a part of one. UsageError if
     the file exists and ``overwrite`` is False; VimeError naming the sample and key path if metadata is not plain data.
     """
-    import torch
-
     path = Path(path)
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists already", "choose another name, or allow overwriting with run.overwrite=true")
-    content = _content(batch)
+    put_file(path, _content(batch))
+
+
+def put_file(path: Path, content: dict[str, Any]) -> None:
+    """Write plain ``content``, whose ``arrays`` become tensors, so that ``path`` is never a part of a file."""
+    import torch
+
     content["arrays"] = {name: torch.from_numpy(array.copy()) for name, array in content["arrays"].items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     # A fixed name: what a killed process left behind is replaced by the next write of the same file.
@@ -77,21 +82,32 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+class Recorded(Protocol):
+    """What is written to one file per rollout."""
+
+    @property
+    def rollout_id(self) -> int: ...
+
+
 class RecordWriter:
     """Writes rollouts beside the run in one thread; an error surfaces at the next ``save`` or at ``close``.
 
-    At most ``max_pending`` rollouts wait in memory; ``save`` blocks while there are more.
+    At most ``max_pending`` rollouts wait in memory; ``save`` blocks while there are more. ``write`` puts one into a
+    file, as ``vime.record.write`` does.
     """
 
-    def __init__(self, template: str, *, overwrite: bool = False, max_pending: int = 2) -> None:
+    def __init__(
+        self, template: str, *, overwrite: bool = False, max_pending: int = 2, write: Callable[..., None] = write
+    ) -> None:
         self._template = template
         self._overwrite = overwrite
-        self._queue: queue.Queue[RolloutBatch | None] = queue.Queue(max_pending)
+        self._write = write
+        self._queue: queue.Queue[Recorded | None] = queue.Queue(max_pending)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="vime-record-writer", daemon=True)
         self._thread.start()
 
-    def save(self, batch: RolloutBatch) -> None:
+    def save(self, batch: Recorded) -> None:
         """Queue ``batch`` for ``template.format(rollout_id=batch.rollout_id)``. Raises what an earlier write raised."""
         self._raise_error()
         try:
@@ -129,7 +145,7 @@ class RecordWriter:
         while (batch := self._queue.get()) is not None:
             if self._error is None:
                 try:
-                    write(template_path(self._template, batch.rollout_id), batch, overwrite=self._overwrite)
+                    self._write(template_path(self._template, batch.rollout_id), batch, overwrite=self._overwrite)
                 except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
                     self._error = error
 

@@ -67,10 +67,14 @@ def is_last_stage() -> bool:
     )
 
 
+def is_first_of_last_stage() -> bool:
+    """Of the tensor-parallel ranks that compute the same numbers on the last stage, the first."""
+    return parallel_state.get_tensor_model_parallel_rank() == 0 and is_last_stage()
+
+
 def owns_results() -> bool:
     """Of all ranks that compute the same numbers, this is the one that returns them: last stage, tp 0, cp 0."""
-    is_first = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
-    return is_first and is_last_stage()
+    return is_first_of_last_stage() and parallel_state.get_context_parallel_rank() == 0
 
 
 def last_stage_rank() -> int:

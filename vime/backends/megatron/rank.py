@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vime import device
-from vime.backends.megatron import checkpoint, hf_folder, offload, parallel, spec, weights
+from vime.backends.megatron import checkpoint, faults, hf_folder, offload, parallel, spec, weights
 from vime.backends.megatron.build import Model, build_model, check_config
 from vime.backends.megatron.forward import compute_log_probs, make_micro
 from vime.backends.megatron.step import build_learner, train_step
@@ -49,7 +49,9 @@ class MegatronRank:
         try:
             policy = build_model(self.spec, config)
             self._accounting = {"policy": weights.load(policy, config.model.path)}
+            faults.plant_in_weights(policy, config.debug.inject)
             self.learner = build_learner(policy, config)
+            faults.plant_in_steps(self.learner, config.debug.inject)
             self.reference = self._build_reference() if config.uses_reference else None
         except BaseException:
             parallel.shutdown()
@@ -153,6 +155,16 @@ class MegatronRank:
         self._check_tokens(data.offsets, data.token_ids_T, data.sample_ids)
         with self._with_others("step"):
             return train_step(self.learner, data)
+
+    def sample_losses(self) -> tuple[int, dict[str, tuple[float, int]]] | None:
+        """Of the last step: (data-parallel rank, sample -> its share of the loss and its trained tokens).
+
+        Context-parallel ranks hold parts of their samples, to be summed; None on ranks that hold no loss.
+        """
+        if not parallel.is_first_of_last_stage():
+            return None
+        found = self.learner.sample_losses
+        return parallel.dp_rank(), {name: (each.loss, each.num_tokens) for name, each in found.items()}
 
     @contextmanager
     def _with_others(self, what: str) -> Iterator[None]:

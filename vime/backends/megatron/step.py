@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,10 +29,10 @@ from vime.backends.megatron.build import Model, ddp_config, optimizer_config
 from vime.backends.megatron.forward import Micro, make_micro, run_schedule, score
 from vime.backends.megatron.schedule import LrSchedule
 from vime.config.schema import Config
-from vime.errors import VimeError
+from vime.errors import CheckFailed, VimeError
 from vime.models import hf_names
 from vime.train.packing import pack, plan_micro_batches
-from vime.types import StepStats, TrainData
+from vime.types import StepStats, TrainBatch, TrainData
 
 NO_TOKEN = "no trainable token in this step: every loss weight is 0"
 NO_SIGNAL = "no signal in this step: every advantage is 0, and neither KL nor entropy enters the loss"
@@ -39,15 +40,37 @@ _SHOWN = 10
 
 
 @dataclass
+class SampleLoss:
+    """A sample's share of the step's loss, and how many of its tokens carried loss."""
+
+    loss: float = 0.0
+    num_tokens: int = 0
+
+    def __add__(self, other: SampleLoss) -> SampleLoss:
+        return SampleLoss(self.loss + other.loss, self.num_tokens + other.num_tokens)
+
+
+def undamaged(batches: list[TrainBatch]) -> list[TrainBatch]:
+    """No fault is planted."""
+    return batches
+
+
+@dataclass
 class Learner:
     """The policy with what it takes to change it. ``num_steps_done`` counts skipped steps too: the learning rate
-    depends on where the run stands, not on the data."""
+    depends on where the run stands, not on the data.
+
+    sample_losses  of the last step, by sample: those of this rank's positions, on the last pipeline stage
+    damage         what a planted fault does to this rank's micro-batches
+    """
 
     config: Config
     model: Model
     optimizer: Any
     schedule: LrSchedule
     num_steps_done: int = 0
+    sample_losses: dict[str, SampleLoss] = field(default_factory=dict)
+    damage: Callable[[list[TrainBatch]], list[TrainBatch]] = undamaged
 
     @property
     def optimizers(self) -> list[Any]:
@@ -94,6 +117,7 @@ class _Pass:
     num_tokens: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     bad_samples: list[str] = field(default_factory=list)
+    samples: dict[str, SampleLoss] = field(default_factory=dict)
 
 
 def train_step(learner: Learner, data: TrainData) -> StepStats:
@@ -102,10 +126,12 @@ def train_step(learner: Learner, data: TrainData) -> StepStats:
     Without a trainable token, or where nothing but 0 enters the loss, the step is skipped (Adam's momentum would move
     the weights, and so would weight decay). A non-finite loss or gradient raises VimeError naming parameters and
     samples (``train.nan_policy = "stop"``) or skips the step; skipped steps leave weights and optimizer bitwise alone.
+    CheckFailed names the samples, and their data-parallel rank, that were not trained on whole.
     """
     started = time.monotonic()
     lr = learner.schedule.at(learner.num_steps_done)
     learner.num_steps_done += 1
+    learner.sample_losses = {}
     if reason := _nothing_to_learn(learner.config, data):
         return StepStats(0.0, 0.0, lr, 0, time.monotonic() - started, is_skipped=True, skip_reason=reason)
     total = _forward_backward(learner, data)
@@ -144,17 +170,40 @@ def _forward_backward(learner: Learner, data: TrainData) -> _Pass:
         return _loss(learner, micro, logits, data.normalizer, expected)
 
     results = run_schedule(learner.model, micros, loss_of, forward_only=False)
+    learner.sample_losses = {name: found for result in results for name, found in result.samples.items()}
     total = _reduce(results)
-    assert total.num_tokens == expected, f"{total.num_tokens} positions carry loss, the data has {expected}"
+    if total.num_tokens != expected:
+        _report_lost(learner, data)
     return total
 
 
+def _report_lost(learner: Learner, data: TrainData) -> None:
+    """Raise CheckFailed: which samples carry loss at other than their trained positions. A collective."""
+    mine = learner.sample_losses if parallel.is_first_of_last_stage() else {}
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, {name: found.num_tokens for name, found in mine.items()})
+    plan = _plan(learner, data)
+    rank_of = {int(row): rank for rank, micros in enumerate(plan) for rows in micros for row in rows}
+    wrong = []
+    for row, name in enumerate(data.sample_ids):
+        wanted = int(np.count_nonzero(data.loss_weight_T[data.offsets[row] : data.offsets[row + 1]]))
+        found = sum(counts.get(name, 0) for counts in gathered)
+        if found != wanted:
+            wrong.append(f"sample {name} of data-parallel rank {rank_of[row]} ({found} of {wanted} tokens)")
+    raise CheckFailed(
+        f"optimizer step {learner.num_steps_done}: not trained on as the data says: {_count(wrong)}",
+        "the samples were split over the ranks, or packed, wrongly: a fault of the trainer, not of the data",
+    )
+
+
+def _plan(learner: Learner, data: TrainData) -> list[list[np.ndarray]]:
+    layout, budget = learner.config.parallel, learner.config.train.max_tokens_per_micro_batch
+    return plan_micro_batches(data.lengths_N, layout.dp, budget, layout.pp if layout.vpp is not None else 1)
+
+
 def _micros(learner: Learner, data: TrainData) -> list[Micro]:
-    layout = learner.config.parallel
-    multiple_of = layout.pp if layout.vpp is not None else 1
-    plan = plan_micro_batches(data.lengths_N, layout.dp, learner.config.train.max_tokens_per_micro_batch, multiple_of)
-    batches = [pack(data, rows) for rows in plan[parallel.dp_rank()]]
-    return [make_micro(i, b.tokens_T, b.cu_seqlens, layout, b) for i, b in enumerate(batches)]
+    batches = learner.damage([pack(data, rows) for rows in _plan(learner, data)[parallel.dp_rank()]])
+    return [make_micro(i, b.tokens_T, b.cu_seqlens, learner.config.parallel, b) for i, b in enumerate(batches)]
 
 
 def _loss(learner: Learner, micro: Micro, logits: Tensor, normalizer: float, num_trained: int) -> tuple[Tensor, _Pass]:
@@ -180,21 +229,36 @@ def _loss(learner: Learner, micro: Micro, logits: Tensor, normalizer: float, num
         None if batch.ref_log_probs_T is None else on(batch.ref_log_probs_T, still_S),
         entropy_S if needs_entropy_grad else entropy_S.detach(),
     )
-    loss = torch.where(is_on, weight_S * loss_S, 0.0).sum() / normalizer
+    share_S = torch.where(is_on, weight_S * loss_S, 0.0)
+    loss = share_S.sum() / normalizer
     sums = {}
     for name, value_S in stats.items():
         value_S, total = (weight_S * value_S, normalizer) if name == "pg_loss" else (value_S, num_trained)
         sums[name] = float((torch.where(is_on, value_S, 0.0).double().sum() / total).item())
     done = _Pass(float(loss.detach().item()), int(is_on.sum().item()), sums)
+    done.samples = _by_sample(micro, share_S.detach().double() / normalizer, is_on)
     if not math.isfinite(done.loss):
         done.bad_samples = _samples_at(micro, is_on & ~torch.isfinite(loss_S.detach()))
     return loss, done
 
 
+def _by_sample(micro: Micro, share_S: Tensor, is_on_S: Tensor) -> dict[str, SampleLoss]:
+    rows_S = _rows_of(micro, micro.index_S)
+    names = micro.payload.sample_ids
+    size = len(names) + 1  # what is left over is padding
+    losses = np.bincount(rows_S, weights=share_S.cpu().numpy(), minlength=size)
+    counts = np.bincount(rows_S, weights=is_on_S.cpu().numpy(), minlength=size)
+    return {name: SampleLoss(float(losses[row]), int(counts[row])) for row, name in enumerate(names)}
+
+
+def _rows_of(micro: Micro, positions: np.ndarray) -> np.ndarray:
+    """Number in the pack of the sequences that own these positions."""
+    return np.searchsorted(micro.pack.cu_seqlens, positions, side="right") - 1
+
+
 def _samples_at(micro: Micro, is_bad_S: Tensor) -> list[str]:
     """Ids of the samples that own the marked positions."""
-    positions = micro.index_S[is_bad_S.cpu().numpy()]
-    rows = np.unique(np.searchsorted(micro.pack.cu_seqlens, positions, side="right") - 1)
+    rows = np.unique(_rows_of(micro, micro.index_S[is_bad_S.cpu().numpy()]))
     return [micro.payload.sample_ids[row] for row in rows if row < len(micro.payload.sample_ids)]
 
 

@@ -1,0 +1,62 @@
+"""Faults planted in the trainer, so that one sees the comparison of two replays catch them (``vime.align.faults``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from vime.backends.megatron import parallel, weights
+from vime.backends.megatron.build import Model
+from vime.backends.megatron.step import Learner
+from vime.types import TrainBatch
+
+LOSS_SCALE, SHARD_ORDER, DROPPED_SAMPLE = "loss-scale", "shard-order", "dropped-sample"
+RANK = 1
+"""The data-parallel rank that the faults of the step are planted in."""
+
+
+def plant_in_weights(model: Model, names: Collection[str]) -> None:
+    """``shard-order``: tensor-parallel ranks hold each other's shard of one matrix. A collective where it is named."""
+    if SHARD_ORDER in names:
+        _exchange_shards(model)
+
+
+def plant_in_steps(learner: Learner, names: Collection[str]) -> None:
+    """``loss-scale`` and ``dropped-sample``, in the micro-batches of data-parallel rank 1."""
+    if parallel.dp_rank() != RANK:
+        return
+    if LOSS_SCALE in names:
+        learner.damage = _count_twice
+    if DROPPED_SAMPLE in names:
+        learner.damage = _drop_last
+
+
+@torch.no_grad()
+def _exchange_shards(model: Model) -> None:
+    """Of the first attention output that this pipeline stage holds; only the first stage's is touched."""
+    if parallel_state.get_pipeline_model_parallel_rank() != 0:
+        return
+    group = parallel_state.get_tensor_model_parallel_group()
+    held = dict(weights.named_parameters(model))
+    parameter = held["decoder.layers.0.self_attention.linear_proj.weight"]
+    shards = [torch.empty_like(parameter.data) for _ in range(group.size())]
+    dist.all_gather(shards, parameter.data.contiguous(), group=group)
+    parameter.copy_(shards[(group.rank() + 1) % group.size()])
+
+
+def _count_twice(batches: list[TrainBatch]) -> list[TrainBatch]:
+    return [replace(batch, loss_weight_T=2 * batch.loss_weight_T) for batch in batches]
+
+
+def _drop_last(batches: list[TrainBatch]) -> list[TrainBatch]:
+    """Without the last sample: its tokens stay in the pack, as padding would."""
+    at = max(i for i, batch in enumerate(batches) if batch.sample_ids)
+    batch = batches[at]
+    kept_T = np.arange(len(batch.tokens_T)) < batch.cu_seqlens[-2]
+    shorter = replace(batch, loss_weight_T=batch.loss_weight_T * kept_T, sample_ids=batch.sample_ids[:-1])
+    return [*batches[:at], shorter, *batches[at + 1 :]]

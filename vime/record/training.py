@@ -1,0 +1,187 @@
+"""The training record: what the trainer did with one rollout, in a small file beside its record. See docs/formats.md."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vime.errors import UsageError, VimeError
+from vime.record.layout import checksum, plain_copy
+from vime.record.reader import load_plain
+from vime.record.writer import put_file
+from vime.types import RolloutBatch
+
+FORMAT = "vime-training"
+SCHEMA_VERSION = 1
+ARRAYS: dict[str, str] = {
+    "offsets": "int64",
+    "log_probs_T": "float32",
+    "ref_log_probs_T": "float32",
+    "advantages_T": "float32",
+    "sample_losses_N": "float64",
+    "dp_ranks_N": "int32",
+}
+"""Every array with its dtype, in the order of the checksum; offsets is N+1, ref_log_probs_T may be empty."""
+_PLAIN: dict[str, type] = {
+    "format": str,
+    "schema_version": int,
+    "rollout_id": int,
+    "header": dict,
+    "steps": list,
+    "weights": dict,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHeader:
+    """layout, settings: dotted name -> value; ``weights_before``: digest of the weights trained from, "" unknown."""
+
+    layout: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    library_versions: dict[str, str] = field(default_factory=dict)
+    rollout_digest: str = ""
+    weights_before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One optimizer step, as ``vime.types.StepStats`` says it."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int
+    is_skipped: bool = False
+
+
+@dataclass(slots=True)
+class TrainingRecord:
+    """What the trainer computed from one rollout of N samples, T tokens.
+
+    offsets            int64 [N+1], as in the rollout
+    log_probs_T        float32 [T], of the policy before the first step; ref_log_probs_T: [T], or [0] without reference
+    advantages_T       float32 [T], 0.0 off mask
+    sample_losses_N    float64 [N]: each sample's share of its step's loss; the shares of a step add up to it
+    dp_ranks_N         int32 [N]: the data-parallel rank that trained on the sample; -1 where its step was skipped
+    weights            Hugging Face name -> digest of the weights after the last step; empty where they were not read
+    """
+
+    rollout_id: int
+    header: TrainingHeader
+    offsets: np.ndarray
+    log_probs_T: np.ndarray
+    ref_log_probs_T: np.ndarray
+    advantages_T: np.ndarray
+    sample_losses_N: np.ndarray
+    dp_ranks_N: np.ndarray
+    steps: list[TrainingStep] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
+
+
+def training_template(template: str) -> str:
+    """Name of the training record beside a record: data_{rollout_id}.pt -> data_{rollout_id}.train.pt."""
+    stem, dot, suffix = template.rpartition(".")
+    if dot and not set("}/") & set(suffix):
+        return f"{stem}.train.{suffix}"
+    return f"{template}.train"
+
+
+def rollout_digest(batch: RolloutBatch) -> str:
+    """blake2b-128, hex, of what a rollout gives to its training: offsets, tokens, mask, rewards."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, dtype in {"offsets": "<i8", "token_ids_T": "<i4", "loss_mask_T": "?", "rewards_N": "<f8"}.items():
+        digest.update(np.ascontiguousarray(getattr(batch, name), dtype=dtype).tobytes())
+    return digest.hexdigest()
+
+
+def write_training(path: str | os.PathLike[str], record: TrainingRecord, *, overwrite: bool = False) -> None:
+    """Write ``record`` to ``path``, whole or not at all. UsageError if the file exists and ``overwrite`` is False."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", "choose another name, or allow overwriting with run.overwrite=true")
+    try:
+        plain = {
+            "format": FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "rollout_id": record.rollout_id,
+            "header": plain_copy(asdict(record.header), "header"),
+            "steps": plain_copy([asdict(step) for step in record.steps], "steps"),
+            "weights": plain_copy(record.weights, "weights"),
+        }
+    except TypeError as error:
+        raise VimeError(f"the training of rollout {record.rollout_id} cannot be recorded: {error}") from error
+    arrays = {name: np.ascontiguousarray(getattr(record, name), dtype=dtype) for name, dtype in ARRAYS.items()}
+    put_file(path, {**plain, "arrays": arrays, "checksum": checksum(plain, arrays, ARRAYS)})
+
+
+def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
+    """The record in ``path``, checked against its checksum. UsageError (one line) for every defect, as in ``read``."""
+    path = Path(path)
+    content = load_plain(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{path} is not a training record", "they are written beside the records of vime train")
+    version = content.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{path} has schema version {version}, this vime reads up to {SCHEMA_VERSION}", "use a newer vime"
+        )
+    problem = _shape_problem(content)
+    if problem is None:
+        arrays = {name: content["arrays"][name].numpy() for name in ARRAYS}
+        if not _is_intact(content, arrays):
+            raise UsageError(f"{path} was changed or damaged after it was written (its checksum differs)")
+        problem = _length_problem(arrays)
+    if problem is not None:
+        raise UsageError(f"{path} is not a training record of schema {SCHEMA_VERSION}: {problem}")
+    return TrainingRecord(
+        rollout_id=content["rollout_id"],
+        header=TrainingHeader(**content["header"]),
+        steps=[TrainingStep(**step) for step in content["steps"]],
+        weights=content["weights"],
+        **arrays,
+    )
+
+
+def _is_intact(content: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
+    try:
+        return checksum({key: content[key] for key in _PLAIN}, arrays, ARRAYS) == content.get("checksum")
+    except (TypeError, ValueError):  # keys or values JSON does not know: not what was written
+        return False
+
+
+def _shape_problem(content: dict[str, Any]) -> str | None:
+    """The first part that is not there or of another type, or None."""
+    import torch
+
+    for key, kind in {**_PLAIN, "arrays": dict, "checksum": str}.items():
+        if not isinstance(content.get(key), kind):
+            return f"{key} is {type(content.get(key)).__name__}, expected {kind.__name__}"
+    names = {"header": {f.name for f in fields(TrainingHeader)}, "arrays": set(ARRAYS)}
+    for key, expected in names.items():
+        if found := set(content[key]) ^ expected:
+            return f"{key} differs in {sorted(map(str, found))}"
+    for i, step in enumerate(content["steps"]):
+        if not isinstance(step, dict) or set(step) != {f.name for f in fields(TrainingStep)}:
+            return f"steps[{i}] is no step"
+    for name, dtype in ARRAYS.items():
+        array = content["arrays"][name]
+        if not isinstance(array, torch.Tensor) or str(array.dtype) != f"torch.{dtype}" or array.dim() != 1:
+            return f"arrays.{name} is not a 1-d {dtype} tensor"
+    return None
+
+
+def _length_problem(arrays: dict[str, np.ndarray]) -> str | None:
+    offsets = arrays["offsets"]
+    if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 1).any():
+        return "arrays.offsets must rise from 0"
+    num_tokens, num_samples = int(offsets[-1]), len(offsets) - 1
+    for name, array in arrays.items():
+        want = {"T": num_tokens, "N": num_samples}.get(name.rsplit("_", 1)[-1], num_samples + 1)
+        if len(array) != want and not (name == "ref_log_probs_T" and not len(array)):
+            return f"arrays.{name} has {len(array)} entries, expected {want}"
+    return None
