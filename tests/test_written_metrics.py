@@ -11,6 +11,7 @@ from vime.config.schema import Algo, Config
 from vime.log import Progress
 from vime.metrics import METRICS, PREFIXES, JsonlSink, Metrics, read_jsonl
 from vime.observe import Observer
+from vime.record import read
 from vime.types import RolloutBatch, StepStats, TensorEntry, WeightManifest
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"prompts": ["a.jsonl"]}, "log": {"show_samples": 0}})
@@ -34,7 +35,7 @@ def observed(tmp_path, *evaluations):
         CONFIG,
         Progress(1, io.StringIO(), False),
         Metrics([JsonlSink(tmp_path / "m.jsonl")]),
-        lambda v: tmp_path / "e.pt",
+        lambda version, name: tmp_path / f"e_{version}_{name}.pt",
     )
     observer.verify_first_step = False
     with observer.rollout(0):
@@ -49,7 +50,7 @@ def observed(tmp_path, *evaluations):
     for version, evaluation in enumerate(evaluations, 1):
         with observer.phase("eval"):
             pass
-        observer.evaluated(version, evaluation)
+        observer.evaluated(version, evaluation if isinstance(evaluation, dict) else {"eval": evaluation})
     return observer, read_jsonl(tmp_path / "m.jsonl")
 
 
@@ -77,4 +78,21 @@ def test_of_many_evaluations_the_first_and_the_last_are_kept_and_the_scores_of_a
     observer, _ = observed(tmp_path, *all_of_them)
     assert observer.first_evaluation is all_of_them[0]
     assert observer.last_evaluation is all_of_them[2]
-    assert observer.evaluations == {1: 1 / 3, 2: 2 / 3, 3: 1.0}
+    assert {v: found["reward"] for v, found in observer.evaluations["eval"].items()} == {1: 1 / 3, 2: 2 / 3, 3: 1.0}
+
+
+def test_every_set_has_its_names_its_record_and_its_line(tmp_path):
+    hard = batch([0.0, 0.0, 0.0]).with_header(counts={"dropped_aborted": 3})
+    observer, rows = observed(tmp_path, {"eval": batch(), "hard": hard})
+    assert (rows[1]["eval/reward"], rows[1]["eval/hard/reward"], rows[1]["eval/hard/dropped/aborted"]) == (1 / 3, 0, 3)
+    assert (rows[1]["eval/pass_at_1"], rows[1]["eval/hard/pass_at_1"]) == (0.5, 0)
+    assert read(tmp_path / "e_1_hard.pt").header.counts == {"dropped_aborted": 3}
+    said = observer.progress.stream.getvalue()
+    assert "warning: evaluation of hard: groups left out: aborted 3" in said
+    assert "evaluation of hard with weights v1: mean reward 0.000 (3 samples)" in said
+    assert "evaluation with weights v1: mean reward 0.333 (3 samples)" in said
+
+
+def test_the_temperature_of_an_evaluation_is_its_own(tmp_path):
+    observer, _ = observed(tmp_path, batch().with_header(sampling={"temperature": 0.0}))
+    assert "temperature" not in observer.progress.stream.getvalue()

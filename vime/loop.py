@@ -16,7 +16,7 @@ from vime.protocols import Rollouts, Trainer, WeightTransport
 from vime.train.steps import train_steps
 from vime.types import RolloutBatch
 
-Evaluate = Callable[[int], RolloutBatch]
+Evaluate = Callable[[int], dict[str, RolloutBatch]]
 Save = Callable[[int, dict[str, Any]], None]
 
 
@@ -76,8 +76,8 @@ def sync(parts: Parts, observer: Observer, version: int) -> None:
 def evaluate(parts: Parts, observer: Observer, version: int) -> None:
     if parts.evaluate is not None:
         with observer.phase("eval"):
-            batch = parts.evaluate(version)
-        observer.evaluated(version, batch)
+            batches = parts.evaluate(version)
+        observer.evaluated(version, batches)
 
 
 def is_due(rollout_id: int, interval: int, num_rollouts: int) -> bool:

@@ -44,8 +44,12 @@ METRICS: dict[str, str] = {
     "rollout/zero_spread_group_share": "share of groups whose rewards are all equal: they give no gradient",
     "rollout/num_reward_timeouts": "samples whose reward ran out of time: their reward is reward.score_on_timeout",
     "rollout/repetition": "share of samples whose response repeats itself",
-    "eval/reward": "mean reward over evaluation samples",
+    "eval/reward": "mean reward over evaluation samples that have one",
+    "eval/best_reward": "mean over prompts of the reward of the best sample",
     "eval/response_len": "mean response length of evaluation samples, tokens",
+    "eval/truncated_ratio": "share of evaluation samples that ended at the length limit",
+    "eval/num_samples": "evaluation samples",
+    "eval/num_prompts": "evaluation prompts that got an answer",
     "perf/step_time": "seconds of the whole turn of the loop",
     "perf/generate_time": "seconds of generation, rewards included",
     "perf/log_probs_time": "seconds of the forwards of policy and reference",
@@ -68,7 +72,9 @@ PREFIXES: dict[str, str] = {
     "rollout/dropped/": "samples or groups left out, counted by cause",
     "rollout/zero_std/": "count_R: groups whose rewards all equal R",
     "rollout/status/": "samples by status",
-    "eval/": "the rollout metrics of an evaluation",
+    "eval/": "of eval.prompts; of the evaluation set NAME the same under eval/NAME/. pass_at_K: mean over prompts of "
+    "1 - C(n-c, K) / C(n, K), c of n samples having a reward >= eval.pass_reward; K = 1, 2, 4, ... up to n. "
+    "dropped/CAUSE: prompts left out, by cause",
 }
 """Families of names: prefix -> what they hold."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,9 @@ from vime.log import Phase, Progress
 from vime.metrics import Metrics
 from vime.models import load_spec
 from vime.record.writer import write
-from vime.rollout.eval import eval_statistics
+from vime.rollout.eval import eval_metrics, eval_statistics, of_set
 from vime.rollout.statistics import SpreadWatch, statistics, warnings
+from vime.rollout.summary import RolloutSummary
 from vime.train.statistics import log_prob_metrics
 from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
 
@@ -33,13 +34,16 @@ class Observer:
     config: Config
     progress: Progress
     metrics: Metrics
-    evaluation_path: Callable[[int], Path]
+    evaluation_path: Callable[[int, str], Path]
     verify_first_step: bool = True
     rewards: list[float] = field(default_factory=list)
-    evaluations: dict[int, float] = field(default_factory=dict)  # mean reward by weight version
+    evaluations: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    """Name of the set -> weight version -> ``eval_statistics``."""
     first_evaluation: RolloutBatch | None = None
     last_evaluation: RolloutBatch | None = None
     checks: list[CheckResult] = field(default_factory=list)
+    summary: RolloutSummary = field(default_factory=RolloutSummary)  # filled where nothing is trained
+    _num_cached: tuple[int, int] | None = None
     _row: dict[str, Any] = field(default_factory=dict)
     _steps: list[StepStats] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=dict)
@@ -60,6 +64,10 @@ class Observer:
             self._phase.total = total
             self._phase.update(done, tokens)
 
+    def on_counted(self, num_cached: tuple[int, int] | None) -> None:
+        """Prompt tokens of the rollout that ends, and those found in the prefix cache, see ``CountedRollouts``."""
+        self._num_cached = num_cached
+
     @contextmanager
     def rollout(self, rollout_id: int) -> Iterator[None]:
         """One turn of the loop: on leaving, its metrics are written."""
@@ -71,6 +79,8 @@ class Observer:
     def produced(self, batch: RolloutBatch) -> None:
         self._row |= statistics(batch)
         self.rewards.append(self._row["rollout/raw_reward"])
+        if self.config.debug.rollout_only:
+            self.summary.add(batch, self._seconds.get("generate", 0.0), self._num_cached)
         for text in [*warnings(batch, self.config), self._spread.update(self._row)]:
             if text is not None:
                 self.progress.warn(text)
@@ -100,20 +110,21 @@ class Observer:
         self._row["weights/version"] = manifest.version
         self._row["weights/num_bytes"] = manifest.num_bytes
 
-    def evaluated(self, version: int, batch: RolloutBatch) -> None:
-        write(self.evaluation_path(version), batch, overwrite=True)
-        row = {"rollout_id": version, **eval_statistics(batch), "perf/eval_time": self._seconds.pop("eval", 0.0)}
+    def evaluated(self, version: int, batches: Mapping[str, RolloutBatch]) -> None:
+        """``batches``: the answers by the name of the set. One row of metrics for all of them."""
+        row: dict[str, Any] = {"rollout_id": version, "perf/eval_time": self._seconds.pop("eval", 0.0)}
+        for name, batch in batches.items():
+            write(self.evaluation_path(version, name), batch, overwrite=True)
+            found = eval_statistics(batch, self.config.eval.pass_reward)
+            row |= eval_metrics(name, found)
+            self.evaluations.setdefault(name, {})[version] = found
+            for text in warnings(batch, self.config, is_evaluation=True):
+                self.progress.warn(f"evaluation{of_set(name)}: {text}")
+            score = f"mean reward {found['reward']:.3f} ({len(batch)} samples)"
+            self.progress.note(f"evaluation{of_set(name)} with weights v{version}: {score}")
         self.metrics.log(row)
-        self.evaluations[version] = row["eval/reward"]
-        if self.first_evaluation is None:
-            self.first_evaluation = batch
-        else:
-            self.last_evaluation = batch
-        for text in warnings(batch, self.config):
-            self.progress.warn(f"evaluation: {text}")
-        self.progress.note(
-            f"evaluation with weights v{version}: mean reward {row['eval/reward']:.3f} ({len(batch)} samples)"
-        )
+        shown = next(iter(batches.values()))
+        self.first_evaluation, self.last_evaluation = self.first_evaluation or shown, shown
 
     def _close_row(self, seconds: float) -> None:
         row, phases = self._row, self._seconds

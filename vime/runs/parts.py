@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
 from vime.errors import VimeError
 from vime.log import Progress
-from vime.loop import Parts
+from vime.loop import Evaluate, Parts
 from vime.models import load_spec
 from vime.observe import Observer
 from vime.protocols import Rollouts
@@ -34,6 +34,7 @@ from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
 from vime.rollout.eval import eval_data, evaluate
 from vime.rollout.live import LiveRollouts
+from vime.rollout.prefix_cache import CountedRollouts
 from vime.run_folder import versions
 from vime.types import RolloutBatch, RolloutHeader
 from vime.weights.manifest import manifest_digest
@@ -120,7 +121,7 @@ class Prompts:
 
     tokenizer: Any
     source: PromptSource
-    evaluation: PromptSource | None
+    evaluation: dict[str, PromptSource]  # by the name of the set
 
 
 def _read_prompts(config: Config) -> Prompts | None:
@@ -134,7 +135,7 @@ def _read_prompts(config: Config) -> Prompts | None:
         "needs_label": needs_label(config.reward),
     }
     source = PromptSource(config.data, tokenizer, **options)
-    evaluation = PromptSource(eval_data(config), tokenizer, **options) if config.eval.prompts else None
+    evaluation = {name: PromptSource(eval_data(config, name), tokenizer, **options) for name in config.evaluation_sets}
     return Prompts(tokenizer, source, evaluation)
 
 
@@ -146,7 +147,7 @@ def _rollouts(
     transport: ShmTransport | None,
     observer: Observer,
     stack: ExitStack,
-) -> tuple[Rollouts, Callable[[int], RolloutBatch] | None]:
+) -> tuple[Rollouts, Evaluate | None]:
     config = loaded.config
     if prompts is None or engines is None:
         assert config.debug.load_rollout_data is not None
@@ -158,13 +159,15 @@ def _rollouts(
     header = _header(config, prompts.tokenizer, infos[0])
     shared: dict[str, Any] = {"header": header, "on_progress": observer.on_progress, "import_paths": import_paths}
     rollouts: Rollouts = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
+    if config.debug.rollout_only:
+        rollouts = CountedRollouts(rollouts, engines.engines, observer.on_counted)
     if config.debug.save_rollout_data is not None:
         writer = RecordWriter(config.debug.save_rollout_data, overwrite=config.run.overwrite)
         rollouts = SavedRollouts(rollouts, stack.enter_context(writer), transport)
     evaluation = None
-    if prompts.evaluation is not None:
-        count = min(len(prompts.evaluation), config.eval.max_prompts or len(prompts.evaluation))
-        asked = prompts.evaluation.take(count)
+    if prompts.evaluation:
+        limits = {name: found.max_prompts for name, found in config.evaluation_sets.items()}
+        asked = {name: s.take(min(len(s), limits[name] or len(s))) for name, s in prompts.evaluation.items()}
         evaluation = partial(evaluate, config, asked, engines.engines, reward, **shared)
     return rollouts, evaluation
 
@@ -259,7 +262,8 @@ def introduce_prompts(say: Progress, prompts: Prompts) -> None:
     first = prompts.source.describe_first()
     say.note(f"prompts: {len(prompts.source)}; first, as the model sees it ({len(first['token_ids'])} tokens):")
     say.note(f"  {first['text']!r}")
-    for source in (prompts.source, prompts.evaluation):
-        if source is not None and source.dropped:
+    for where, source in {"": prompts.source, **prompts.evaluation}.items():
+        if source.dropped:
             shown = ", ".join(str(d) for d in source.dropped[:5])
-            say.warn(f"{len(source.dropped)} prompts are too long (over {source.max_prompt_len} tokens): {shown}")
+            of = f" of evaluation set {where}" if where else ""
+            say.warn(f"{len(source.dropped)} prompts{of} are too long (over {source.max_prompt_len} tokens): {shown}")

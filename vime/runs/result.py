@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from vime.config.schema import Config
 from vime.observe import Observer, brief
+from vime.rollout.eval import of_set
+from vime.rollout.summary import RolloutSummary
 from vime.run_folder import RunFolder
 from vime.types import CheckResult, RolloutBatch, Verdict
 
@@ -28,16 +31,20 @@ class Example:
 
 @dataclass(frozen=True)
 class RunResult:
-    """``rewards``: mean raw reward of each rollout; ``evaluations``: mean reward by weight version."""
+    """``rewards``: mean raw reward of each rollout; ``evaluations``: set -> weight version -> ``eval_statistics``.
+
+    ``summary`` where nothing was trained.
+    """
 
     command: str
     run_dir: Path
     start: int
     rewards: list[float]
-    evaluations: dict[int, float]
+    evaluations: dict[str, dict[int, dict[str, float]]]
     examples: list[Example]
     checks: list[CheckResult]
     files: dict[str, str] = field(default_factory=dict)
+    summary: RolloutSummary | None = None
 
     @property
     def failed_checks(self) -> list[CheckResult]:
@@ -46,14 +53,12 @@ class RunResult:
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) for the closing table."""
         rows = []
-        if self.rewards:
+        if self.rewards and self.summary is None:
             part = max(1, len(self.rewards) // 4)
             first, last = float(np.mean(self.rewards[:part])), float(np.mean(self.rewards[-part:]))
             span = f"rollouts {self.start}-{self.start + len(self.rewards) - 1}"
             rows.append(("mean reward", f"{first:.3f} -> {last:.3f} (first and last {part} of {span})"))
-        if self.evaluations:
-            scores = [f"{score:.3f} (weights v{v})" for v, score in self.evaluations.items()]
-            rows.append(("evaluation", " -> ".join([scores[0], *scores[-1:]] if len(scores) > 1 else scores)))
+        rows += [(f"evaluation{of_set(name)}", _scores(found)) for name, found in self.evaluations.items()]
         rows += [("check", f"{c.verdict}  {c.name}: {c.measured or c.cause}") for c in self.checks]
         return rows + list(self.files.items())
 
@@ -70,7 +75,8 @@ class RunResult:
             "command": self.command,
             "run_dir": str(self.run_dir),
             "rewards": self.rewards,
-            "evaluations": {str(v): score for v, score in self.evaluations.items()},
+            "statistics": None if self.summary is None else self.summary.as_dict(),
+            "evaluations": self.evaluations,
             "examples": [vars(e) for e in self.examples],
             "checks": [{"name": c.name, "verdict": str(c.verdict), "measured": c.measured} for c in self.checks],
             "files": self.files,
@@ -94,7 +100,19 @@ def summarize(command: str, config: Config, folder: RunFolder, observer: Observe
         examples=_examples(observer.first_evaluation, observer.last_evaluation),
         checks=observer.checks,
         files=files,
+        summary=observer.summary if observer.summary.parts else None,
     )
+
+
+def _scores(found: Mapping[int, Mapping[str, float]]) -> str:
+    """First -> last mean reward; of the last, pass@k where it says more than the mean, and what was left out."""
+    scores = [f"{numbers['reward']:.3f} (weights v{version})" for version, numbers in found.items()]
+    text = " -> ".join([scores[0], *scores[1:][-1:]])
+    last = list(found.values())[-1]
+    passed = [f"pass@{name.removeprefix('pass_at_')} {last[name]:.3f}" for name in last if name.startswith("pass_at_")]
+    dropped = [f"{name.removeprefix('dropped/')} {n:g}" for name, n in last.items() if name.startswith("dropped/")]
+    text += f"; {', '.join(passed)}" if len(passed) > 1 else ""
+    return text + (f"; prompts left out: {', '.join(dropped)}" if dropped else "")
 
 
 def _examples(before: RolloutBatch | None, after: RolloutBatch | None = None) -> list[Example]:
