@@ -63,6 +63,7 @@ class VllmEngine:
         self._specs: dict[str, TensorEntry] = {}
         self._running: set[str] = set()
         self._counter = itertools.count()
+        self._num_prompt_tokens = self._num_cached_tokens = 0
         self._server: Any = None
         self.max_model_len = 0
 
@@ -169,6 +170,9 @@ class VllmEngine:
     async def _one(self, prompt: Prompt, ids: list[int], fixed: dict[str, Any], index: int, seed: int) -> Sample:
         request_id = f"{self.index}-{prompt.group_id}/{index}-{next(self._counter)}"
         output = await self._request(request_id, ids, _params(**fixed, seed=seed))
+        if output.num_cached_tokens is not None:  # None: aborted before it ran
+            self._num_prompt_tokens += len(ids)
+            self._num_cached_tokens += output.num_cached_tokens
         answer = output.outputs[0]
         flat = answer.logprobs
         arrays = response_arrays(
@@ -260,6 +264,10 @@ class VllmEngine:
         if not was_paused:
             await self._limited(llm.resume_generation(), "abort")
         return len(running)
+
+    async def prefix_cache(self) -> tuple[int, int]:
+        """Prompt tokens of all samples so far, and how many of them were found in the prefix cache."""
+        return self._num_prompt_tokens, self._num_cached_tokens
 
     async def reset_prefix_cache(self) -> None:
         """Forget cached prefixes; running requests are preempted and computed again."""
