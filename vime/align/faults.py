@@ -39,3 +39,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "dropped-sample": Fault(Place.TRAINER, "data-parallel rank 1 trains on one sample less", "parallel.dp >= 2"),
 }
+
+
+def is_in_engine(name: str) -> bool:
+    """Whether fault ``name`` is planted in the engines."""
+    return name in FAULTS and FAULTS[name].place == Place.ENGINE

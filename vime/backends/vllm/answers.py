@@ -17,11 +17,13 @@ def response_arrays(
     token_ids: Sequence[int],
     log_probs: Sequence[float] | None,
     log_prob_ids: Sequence[int] | None = None,
+    *,
+    must_be_finite: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """int32 [R] ids and float32 [R] log-probs of one response.
 
     An empty answer and a true 0.0 are kept. Raises VimeError (request id and both lengths, never the text) where
-    log-probs are missing, are not one per token, belong to other tokens, or are not finite.
+    log-probs are missing, are not one per token, belong to other tokens, or (``must_be_finite``) are not finite.
     """
     if log_probs is None:
         raise VimeError(
@@ -37,14 +39,21 @@ def response_arrays(
         )
     ids = np.asarray(token_ids, dtype=np.int32)
     values = np.asarray(log_probs, dtype=np.float32)
-    if not np.isfinite(values).all():
-        bad = np.flatnonzero(~np.isfinite(values))
+    if must_be_finite and (problem := not_finite(values)):
         raise VimeError(
-            f"request {request_id}: {len(bad)} of {len(values)} log-probs are not finite, the first ({values[bad[0]]}) "
-            f"at response token {bad[0]} ({len(token_ids)} tokens, {len(values)} log-probs)",
+            f"request {request_id}: {problem} ({len(token_ids)} tokens, {len(values)} log-probs)",
             "the engine's weights or logits hold NaN or infinity: compare them with vime dump-weights",
         )
     return ids, values
+
+
+def not_finite(log_probs: np.ndarray) -> str | None:
+    """What is wrong with ``log_probs`` float32 [R] that are not all finite; None where they are."""
+    bad = np.flatnonzero(~np.isfinite(log_probs))
+    if not len(bad):
+        return None
+    first = f"the first ({log_probs[bad[0]]}) at response token {bad[0]}"
+    return f"{len(bad)} of {len(log_probs)} log-probs are not finite, {first}"
 
 
 def make_sample(
@@ -56,8 +65,12 @@ def make_sample(
     versions: tuple[int, int],
     text: str,
 ) -> Sample:
-    """The Sample of one response: prompt and response ids end to end, loss mask True on the response."""
+    """The Sample of one response: prompt and response ids end to end, loss mask True on the response.
+
+    Log-probs that are not finite make it FAILED, with the reason under ``failure`` in its metadata.
+    """
     ids, log_probs = arrays
+    failure = not_finite(log_probs)
     prompt_len = len(prompt.token_ids)
     total = prompt_len + len(ids)
     mask = np.zeros(total, dtype=bool)
@@ -74,9 +87,9 @@ def make_sample(
         text=text,
         prompt_text=prompt.text,
         label=prompt.label,
-        status=status,
+        status=Status.FAILED if failure else status,
         seed=seed,
         weight_version_min=versions[0],
         weight_version_max=versions[1],
-        metadata=dict(prompt.metadata),
+        metadata=dict(prompt.metadata) | ({"failure": failure} if failure else {}),
     )

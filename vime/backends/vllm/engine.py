@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vime import device
+from vime.align.faults import is_in_engine
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
@@ -94,11 +95,12 @@ class VllmEngine:
         await self._check_parameters()
         self._specs = await self._trace()
         self._buffers = await self._rpc("vime_buffers")
+        planted = [await self.plant(name) for name in self.config.debug.inject if is_in_engine(name)]
         await self._llm.update_weight_version("0")
         self.weight_version = 0
-        return self._info(vllm.__version__, vllm_config)
+        return self._info(vllm.__version__, vllm_config, planted)
 
-    def _info(self, vllm_version: str, vllm_config: Any) -> dict[str, Any]:
+    def _info(self, vllm_version: str, vllm_config: Any, planted: list[str]) -> dict[str, Any]:
         options, origins = effective_options(self.sampling, self._stop)
         return {
             "engine": self.index,
@@ -106,7 +108,7 @@ class VllmEngine:
             "stop_origins": {i: list(o) for i, o in self._stop.origins.items()},
             "sampling": options,
             "sampling_origin": origins,
-            "warnings": generation_config_warnings(self.config.model.path, self.sampling),
+            "warnings": [*planted, *generation_config_warnings(self.config.model.path, self.sampling)],
             "vllm_version": vllm_version,
             "max_model_len": self.max_model_len,
             "kv_tokens": vllm_config.cache_config.num_gpu_blocks * vllm_config.cache_config.block_size,
@@ -150,7 +152,8 @@ class VllmEngine:
         """One sample per seed, in order; one request each, so that samples differ where seeds differ.
 
         Raises PromptTooLong for this prompt alone, VimeError where the engine holds no complete weights, died, or
-        answered without one finite log-prob per token.
+        answered without one finite log-prob per token; with ``debug.rollout_only``, where nothing is trained, a sample
+        whose log-probs are not finite is FAILED instead.
         """
         self._require_weights()
         options = with_changes(self.sampling, sampling)
@@ -180,6 +183,7 @@ class VllmEngine:
             answer.token_ids,
             None if flat is None else flat.logprobs,
             None if flat is None else flat.token_ids,
+            must_be_finite=not self.config.debug.rollout_only,
         )
         text = self._tokenizer.decode(arrays[0].tolist(), skip_special_tokens=True)
         versions = self._versions(answer.weight_versions)
@@ -388,9 +392,22 @@ class VllmEngine:
         tensors = {name: replace(self._specs[name], digest=d) for name, d in digests.items()}
         return WeightManifest(self.weight_version or 0, "engine-held", tensors)
 
+    async def changed_buffers(self) -> list[list[str]]:
+        """Per rank, the buffers (rotary caches, scales) that are not what they were when the engine started."""
+        ranks = zip(self._buffers, await self._rpc("vime_buffers"), strict=True)
+        return [[name for name in before if now.get(name) != before[name]] for before, now in ranks]
+
+    async def plant(self, fault: str) -> str:
+        """Plant a fault of ``vime.align.faults`` in every worker; returns a warning that says so.
+
+        It comes after buffers were digested at the start, as a loss during the run would.
+        """
+        done = await self._rpc("vime_plant_fault", fault)
+        await self.reset_prefix_cache()
+        return f"engine {self.index}: PLANTED FAULT {fault} (debug.inject): {done[0]}"
+
     async def _require_buffers(self) -> None:
-        for rank, (before, now) in enumerate(zip(self._buffers, await self._rpc("vime_buffers"), strict=True)):
-            lost = [name for name in before if now.get(name) != before[name]]
+        for rank, lost in enumerate(await self.changed_buffers()):
             if lost:
                 self.no_weights_reason = f"buffers were lost or changed on rank {rank}: {', '.join(lost)}"
                 raise VimeError(

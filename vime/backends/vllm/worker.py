@@ -88,6 +88,12 @@ class WorkerExtension:
             raise UsageError(f"no parameter or buffer is called {name}", f"known: {', '.join(sorted(tensors)[:20])}")
         tensors[name].fill_(value)
 
+    def vime_plant_fault(self, name: str) -> str:
+        """Plant a fault of ``vime.align.faults``; returns what was changed, in words."""
+        from vime.backends.vllm.faults import plant
+
+        return plant(self.vime_model(), name)
+
     def vime_received(self) -> dict[str, str]:
         """Digests of the latest update's tensors as they entered ``load_weights``."""
         return dict(self.weight_transfer_engine.received)  # type: ignore[attr-defined]
