@@ -31,6 +31,7 @@ class RayEngine:
     def __init__(self, actor: Any, index: int) -> None:
         self.actor, self.index = actor, index
         self.name = f"engine {index}"
+        self.tokenizer: Any = None  # the policy's, for user functions, once the driver has read it
 
     async def _call(self, method: str, *args: Any) -> Any:
         import ray

@@ -8,7 +8,7 @@ from pathlib import Path
 from vime.config.schema import Config
 
 ENGINE = ("torch", "vllm", "ray", "transformers", "safetensors", "numpy", "blake3")
-EXTERNAL = ("torch", "httpx", "transformers", "numpy", "blake3")
+EXTERNAL = ("torch", "httpx", "transformers", "numpy")
 """What it takes to ask engines that somebody else runs."""
 TRAINER = ("torch", "megatron.core", "ray", "transformers", "safetensors", "numpy", "blake3")
 

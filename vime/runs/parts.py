@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vime.backends.vllm.remote import RemoteEngines
 from vime.cluster import colocated
 from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
 from vime.cluster.engines import RayEngines
@@ -36,6 +37,7 @@ from vime.rollout.eval import eval_data, evaluate
 from vime.rollout.live import LiveRollouts
 from vime.rollout.prefix_cache import CountedRollouts
 from vime.run_folder import versions
+from vime.runs.external import introduce_servers, with_servers
 from vime.types import RolloutBatch, RolloutHeader
 from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
@@ -47,6 +49,10 @@ logger = logging.getLogger(__name__)
 def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
     """All parts of the run, ready. On leaving, every process that was started has ended, in bounded time."""
     config, say = loaded.config, observer.progress
+    if config.needs_engines and config.rollout.engines:
+        with _asked(loaded, observer) as parts:
+            yield parts
+        return
     with ExitStack() as stack:
         with say.phase("starting"):
             session = RaySession.start(config)
@@ -76,6 +82,22 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
         yield _colocated(parts, trainer, engines) if is_shared else parts
+
+
+@contextmanager
+def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
+    """The parts of a run over ``rollout.engines``: no process is started but the reward's, and no Ray session."""
+    config, say = loaded.config, observer.progress
+    with ExitStack() as stack:
+        with say.phase("starting"):
+            prompts = _read_prompts(config)
+            assert prompts is not None
+            engines = RemoteEngines(config, prompts.tokenizer)
+            infos = engines.start()
+            introduce_servers(say, infos)
+            introduce_sampling(say, infos[0])
+        rollouts, evaluation = _rollouts(loaded, prompts, engines, infos, None, observer, stack)
+        yield Parts(rollouts, None, None, evaluation)
 
 
 def _up(engines: RayEngines, say: Progress, stack: ExitStack) -> list[dict[str, Any]]:
@@ -142,7 +164,7 @@ def _read_prompts(config: Config) -> Prompts | None:
 def _rollouts(
     loaded: Loaded,
     prompts: Prompts | None,
-    engines: RayEngines | None,
+    engines: RayEngines | RemoteEngines | None,
     infos: list[dict[str, Any]],
     transport: ShmTransport | None,
     observer: Observer,
@@ -156,7 +178,9 @@ def _rollouts(
     introduce_prompts(observer.progress, prompts)
     import_paths = [str(loaded.base_dir)]
     reward = stack.enter_context(RewardPool(config.reward, import_paths))
-    header = _header(config, prompts.tokenizer, infos[0])
+    header = with_servers(_header(config, prompts.tokenizer, infos[0]), infos)
+    for engine in engines.engines:
+        engine.tokenizer = prompts.tokenizer  # for user functions
     shared: dict[str, Any] = {"header": header, "on_progress": observer.on_progress, "import_paths": import_paths}
     rollouts: Rollouts = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
     if config.debug.rollout_only:
@@ -246,16 +270,20 @@ def introduce_trainer(say: Progress, about: dict[str, Any]) -> None:
 
 def introduce_engines(say: Progress, infos: list[dict[str, Any]]) -> None:
     about = infos[0]
-    origins = "; ".join(f"{i} from {', '.join(where)}" for i, where in about["stop_origins"].items())
-    options = " ".join(f"{name}={value}" for name, value in about["sampling"].items() if name != "stop_token_ids")
     say.note(
         f"engines: {len(infos)} x vLLM {about['vllm_version']}, context {about['max_model_len']}, "
         f"KV cache {about['kv_tokens']} tokens each"
     )
-    say.note(f"sampling, sent with every request: {options}")
-    say.note(f"stop ids: {origins or 'none: every sample runs to the length limit'}")
+    introduce_sampling(say, about)
     for text in about["warnings"]:
         say.warn(text)
+
+
+def introduce_sampling(say: Progress, about: dict[str, Any]) -> None:
+    origins = "; ".join(f"{i} from {', '.join(where)}" for i, where in about["stop_origins"].items())
+    options = " ".join(f"{name}={value}" for name, value in about["sampling"].items() if name != "stop_token_ids")
+    say.note(f"sampling, sent with every request: {options}")
+    say.note(f"stop ids: {origins or 'none: every sample runs to the length limit'}")
 
 
 def introduce_prompts(say: Progress, prompts: Prompts) -> None:
