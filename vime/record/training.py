@@ -1,4 +1,4 @@
-"""The training record: what the trainer did with one rollout, in a small file beside its record. See docs/formats.md."""
+"""The training record: what the trainer did with one rollout, a small file beside its record. See docs/formats.md."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vime.errors import UsageError, VimeError
-from vime.record.layout import checksum, plain_copy
-from vime.record.reader import load_plain
-from vime.record.writer import put_file
+from vime.record.archive import load_plain, put_file
+from vime.record.layout import arrays_problem, checksum, keys_problem, plain_copy
+from vime.record.reader import check_sum, check_version
 from vime.types import RolloutBatch
 
 FORMAT = "vime-training"
@@ -26,7 +26,8 @@ ARRAYS: dict[str, str] = {
     "sample_losses_N": "float64",
     "dp_ranks_N": "int32",
 }
-"""Every array with its dtype, in the order of the checksum; offsets is N+1, ref_log_probs_T may be empty."""
+"""Every array with its dtype; offsets is N+1, ref_log_probs_T may be empty."""
+_DTYPES = {name: (dtype,) for name, dtype in ARRAYS.items()}
 _PLAIN: dict[str, type] = {
     "format": str,
     "schema_version": int,
@@ -116,7 +117,7 @@ def write_training(path: str | os.PathLike[str], record: TrainingRecord, *, over
     except TypeError as error:
         raise VimeError(f"the training of rollout {record.rollout_id} cannot be recorded: {error}") from error
     arrays = {name: np.ascontiguousarray(getattr(record, name), dtype=dtype) for name, dtype in ARRAYS.items()}
-    put_file(path, {**plain, "arrays": arrays, "checksum": checksum(plain, arrays, ARRAYS)})
+    put_file(path, {**plain, "arrays": arrays, "checksum": checksum(plain, arrays)})
 
 
 def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
@@ -125,17 +126,11 @@ def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
     content = load_plain(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not a training record", "they are written beside the records of vime train")
-    version = content.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{path} has schema version {version}, this vime reads up to {SCHEMA_VERSION}", "use a newer vime"
-        )
-    problem = _shape_problem(content)
+    check_version(path, content, SCHEMA_VERSION)
+    problem = _type_problem(content) or arrays_problem(content["arrays"], ARRAYS)
     if problem is None:
-        arrays = {name: content["arrays"][name].numpy() for name in ARRAYS}
-        if not _is_intact(content, arrays):
-            raise UsageError(f"{path} was changed or damaged after it was written (its checksum differs)")
-        problem = _length_problem(arrays)
+        check_sum(path, content, lambda found: checksum({key: found[key] for key in _PLAIN}, found["arrays"]))
+        problem = _length_problem(content["arrays"])
     if problem is not None:
         raise UsageError(f"{path} is not a training record of schema {SCHEMA_VERSION}: {problem}")
     return TrainingRecord(
@@ -143,36 +138,25 @@ def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
         header=TrainingHeader(**content["header"]),
         steps=[TrainingStep(**step) for step in content["steps"]],
         weights=content["weights"],
-        **arrays,
+        **content["arrays"],
     )
 
 
-def _is_intact(content: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
-    try:
-        return checksum({key: content[key] for key in _PLAIN}, arrays, ARRAYS) == content.get("checksum")
-    except (TypeError, ValueError):  # keys or values JSON does not know: not what was written
-        return False
-
-
-def _shape_problem(content: dict[str, Any]) -> str | None:
+def _type_problem(content: dict[str, Any]) -> str | None:
     """The first part that is not there or of another type, or None."""
-    import torch
-
     for key, kind in {**_PLAIN, "arrays": dict, "checksum": str}.items():
-        if not isinstance(content.get(key), kind):
+        if not isinstance(content.get(key), kind) or isinstance(content.get(key), bool):
             return f"{key} is {type(content.get(key)).__name__}, expected {kind.__name__}"
-    names = {"header": {f.name for f in fields(TrainingHeader)}, "arrays": set(ARRAYS)}
-    for key, expected in names.items():
-        if found := set(content[key]) ^ expected:
-            return f"{key} differs in {sorted(map(str, found))}"
+    problem = keys_problem("header", content["header"], _names(TrainingHeader))
     for i, step in enumerate(content["steps"]):
-        if not isinstance(step, dict) or set(step) != {f.name for f in fields(TrainingStep)}:
-            return f"steps[{i}] is no step"
-    for name, dtype in ARRAYS.items():
-        array = content["arrays"][name]
-        if not isinstance(array, torch.Tensor) or str(array.dtype) != f"torch.{dtype}" or array.dim() != 1:
-            return f"arrays.{name} is not a 1-d {dtype} tensor"
-    return None
+        if not isinstance(step, dict):
+            return f"steps[{i}] is {type(step).__name__}, expected dict"
+        problem = problem or keys_problem(f"steps[{i}]", step, _names(TrainingStep))
+    return problem
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in fields(kind)]
 
 
 def _length_problem(arrays: dict[str, np.ndarray]) -> str | None:

@@ -30,6 +30,7 @@ from vime.models import load_spec
 from vime.observe import Observer
 from vime.protocols import Rollouts
 from vime.record.recorded import RecordedRollouts
+from vime.record.training import training_template, write_training
 from vime.record.writer import RecordWriter
 from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
@@ -38,6 +39,7 @@ from vime.rollout.live import LiveRollouts
 from vime.rollout.prefix_cache import CountedRollouts
 from vime.run_folder import versions
 from vime.runs.external import introduce_servers, with_servers
+from vime.runs.trace import Trace, TracedTrainer, TracedTransport
 from vime.types import RolloutBatch, RolloutHeader
 from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
@@ -81,7 +83,8 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
         transport = _transport(config, trainer, engines, say, stack)
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
-        yield _colocated(parts, trainer, engines) if is_shared else parts
+        parts = _colocated(parts, trainer, engines) if is_shared else parts
+        yield _recorded(config, parts, trainer, stack)
 
 
 @contextmanager
@@ -135,6 +138,18 @@ def _colocated(parts: Parts, trainer: RayTrainer | None, engines: RayEngines | N
         trainer=ColocatedTrainer(trainer, engines.engines),
         transport=ColocatedTransport(parts.transport, engines.engines, trainer),
     )
+
+
+def _recorded(config: Config, parts: Parts, trainer: RayTrainer | None, stack: ExitStack) -> Parts:
+    """Beside each record of a rollout, what the trainer did with it."""
+    template = config.debug.save_rollout_data
+    if template is None or trainer is None or parts.trainer is None or parts.transport is None:
+        return parts
+    name = training_template(template)
+    writer = RecordWriter(name, overwrite=config.run.overwrite, write=write_training)
+    trace = Trace(config, trainer.sample_losses, stack.enter_context(writer).save)
+    traced = TracedTrainer(parts.trainer, trace)
+    return replace(parts, trainer=traced, transport=TracedTransport(parts.transport, trace))
 
 
 @dataclass(frozen=True)

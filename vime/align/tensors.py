@@ -1,0 +1,85 @@
+"""How far two tensors are apart, in float64 sums over pieces of bounded size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+PIECE = 1 << 22  # elements held in float64 at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGap:
+    """Reference against candidate. ``change``: norm of (reference - its value before the step), 0.0 where not asked."""
+
+    name: str
+    norm: float
+    distance: float
+    dot: float
+    other_norm: float
+    max_abs: float
+    num_different: int
+    change: float = 0.0
+
+    @property
+    def relative_l2(self) -> float:
+        return ratio(self.distance, self.norm)
+
+    @property
+    def cosine(self) -> float:
+        """1.0 where both are 0."""
+        if not self.norm and not self.other_norm:
+            return 1.0
+        return ratio(self.dot, self.norm * self.other_norm)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; 0 / 0 is 0, and anything else over 0 infinite."""
+    if whole:
+        return part / whole
+    return math.inf if part else 0.0
+
+
+def tensor_gap(name: str, reference: np.ndarray, candidate: np.ndarray, before: np.ndarray | None = None) -> TensorGap:
+    """Compare two arrays of one shape; ``before`` is the reference's value before the step. ValueError if they differ
+    in shape; a non-finite element counts as infinitely far.
+    """
+    if reference.shape != candidate.shape:
+        raise ValueError(f"{name}: {list(reference.shape)} against {list(candidate.shape)}")
+    norm = other = dot = far = change = max_abs = 0.0
+    num_different = 0
+    flat, flat_other = reference.reshape(-1), candidate.reshape(-1)
+    flat_before = None if before is None else before.reshape(-1)
+    for at in range(0, len(flat), PIECE):
+        a, b = flat[at : at + PIECE].astype(np.float64), flat_other[at : at + PIECE].astype(np.float64)
+        gap = np.where(np.isfinite(a) & np.isfinite(b), np.abs(b - a), np.where(a == b, 0.0, np.inf))
+        norm, other, dot = norm + float(a @ a), other + float(b @ b), dot + float(a @ b)
+        far, max_abs = far + float(gap @ gap), max(max_abs, float(gap.max()))
+        num_different += int(np.count_nonzero(gap))
+        if flat_before is not None:
+            moved = a - flat_before[at : at + PIECE].astype(np.float64)
+            change += float(moved @ moved)
+    roots = {"norm": norm, "distance": far, "other_norm": other, "change": change}
+    return TensorGap(
+        name, dot=dot, max_abs=max_abs, num_different=num_different, **{k: math.sqrt(v) for k, v in roots.items()}
+    )
+
+
+def exchanged_shards(reference: np.ndarray, candidate: np.ndarray, num_shards: int) -> int | None:
+    """The dimension along which the candidate holds the reference's ``num_shards`` shards in another order, or None."""
+    for dim in range(reference.ndim):
+        if num_shards < 2 or reference.shape[dim] % num_shards:
+            continue
+        ours = [part.tobytes() for part in np.split(reference, num_shards, dim)]
+        theirs = [part.tobytes() for part in np.split(candidate, num_shards, dim)]
+        if ours != theirs and sorted(ours) == sorted(theirs):
+            return dim
+    return None
+
+
+def worst_first(gaps: Iterable[TensorGap]) -> list[TensorGap]:
+    """By relative distance, the largest first."""
+    return sorted(gaps, key=lambda gap: (-gap.relative_l2, gap.name))

@@ -1,0 +1,117 @@
+"""What a replay is compared with, read off the command line and checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vime.align.faults import FAULTS, Place
+from vime.config.load import Loaded, read, value_of
+from vime.config.schema import Parallel
+from vime.errors import ConfigError, UsageError
+from vime.preflight import preflight
+from vime.record import list_ids, missing_problem
+from vime.record.template import training_template
+
+RECORD = "record"
+SHORT = {name: f"parallel.{name}" for name in Parallel.model_fields} | {
+    "max_tokens_per_micro_batch": "train.max_tokens_per_micro_batch",
+    "dtype": "model.dtype",
+}
+_QUIET = ("debug.inject=[]", "log.show_samples=0", "checkpoint.save_interval=0", "checkpoint.export_hf=false")
+
+
+@dataclass(frozen=True)
+class Against:
+    """The reference of a comparison.
+
+    title       what it is, for people
+    references  runs to make before the candidate; the candidate, and those after the first, are compared with the first
+    is_asked    False: nobody asked for it, so that what cannot be compared is NOT TESTED
+    """
+
+    title: str
+    references: tuple[Loaded, ...] = ()
+    is_asked: bool = True
+
+
+def against(loaded: Loaded, files: Sequence[Path], overrides: Sequence[str], vs: str | None, repeat: int) -> Against:
+    """``--vs`` and ``--repeat`` (1: not given) of the replay ``loaded``, which was read from ``files`` and ``overrides``.
+
+    Raises UsageError or ConfigError with what is wrong with them, and for a planted fault that nothing would catch.
+    """
+    if repeat < 1 or (repeat > 1 and vs is not None):
+        why = "is no number of runs" if repeat < 1 else f"compares the replay with itself, not with --vs {vs}"
+        raise UsageError(f"--repeat {repeat}: {why}", "--repeat 2 runs the replay twice; --vs LAYOUT|RECORD once each")
+    _check_faults(loaded)
+    if repeat > 1:
+        same = read(files, [*overrides, *_QUIET])
+        return Against(f"itself, {repeat} runs", (same,) * (repeat - 1))
+    if vs is None or vs.lower() == RECORD:
+        return _record(loaded, is_asked=vs is not None)
+    reference = read(files, [*overrides, *layout_overrides(vs), *_QUIET])
+    found = preflight(reference, "replay")
+    if found.problems:
+        raise ConfigError([f"--vs {vs}: {line}" for line in found.problems])
+    return Against(vs, (reference,))
+
+
+def layout_overrides(text: str) -> list[str]:
+    """``tp=1,pp=1`` -> KEY=VALUE with dotted names; ``1`` and ``one`` are a single process. UsageError otherwise."""
+    if text.strip() in ("1", "one"):
+        single = {f"parallel.{name}": field.default for name, field in Parallel.model_fields.items()}
+        return [f"{path}={_value(value)}" for path, value in single.items()]
+    found = []
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        path = name if "." in name else SHORT.get(name)
+        if not equals or not value or path is None:
+            raise UsageError(
+                f"--vs {text}: {part.strip()!r} is no KEY=VALUE of a layout; keys: {', '.join(SHORT)}, dotted names",
+                "for example --vs tp=1,pp=1, --vs one (a single process) or --vs RECORD",
+            )
+        found.append(f"{path}={value}")
+    return found
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else str(value).lower()
+
+
+def _record(loaded: Loaded, is_asked: bool) -> Against:
+    template = loaded.config.debug.load_rollout_data
+    assert template is not None
+    beside = training_template(template)
+    existing = list_ids(beside)
+    if is_asked and not existing and not Path(beside).is_file():
+        raise UsageError(
+            f"--vs RECORD: there is no training record {beside}",
+            "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none",
+        )
+    return Against("the recorded run", is_asked=is_asked)
+
+
+def _check_faults(loaded: Loaded) -> None:
+    """Faults of the trainer alone, and only in a layout that has what they break."""
+    known = [name for name, fault in FAULTS.items() if fault.place == Place.TRAINER]
+    for name in loaded.config.debug.inject:
+        if name not in known:
+            raise UsageError(f"--inject {name}: a replay can plant {', '.join(known)}")
+        path, _, least = FAULTS[name].needs.partition(" >= ")
+        if (have := value_of(loaded.config, path)) < int(least):
+            raise UsageError(f"--inject {name}: needs {path} >= {least}, it is {have}", f"add {path}={least}")
+
+
+def rollout_ids(template: str, text: str) -> range:
+    """``--ids``: the recorded rollouts to train on, one after the other. UsageError lists the ids that exist."""
+    from vime.record import parse_ids
+
+    ids = parse_ids(text, list_ids(template))
+    if ids != list(range(ids[0], ids[-1] + 1)):
+        raise UsageError(
+            f"--ids {text}: the rollouts {ids} do not follow one another", "training needs A:B without gaps"
+        )
+    if problem := missing_problem(template, ids):
+        raise UsageError(f"--ids {text}: {problem}")
+    return range(ids[0], ids[-1] + 1)
