@@ -124,7 +124,10 @@ class Observer:
             self.progress.note(f"evaluation{of_set(name)} with weights v{version}: {score}")
         self.metrics.log(row)
         shown = next(iter(batches.values()))
-        self.first_evaluation, self.last_evaluation = self.first_evaluation or shown, shown
+        if self.first_evaluation is None:
+            self.first_evaluation = shown
+        else:
+            self.last_evaluation = shown
 
     def _close_row(self, seconds: float) -> None:
         row, phases = self._row, self._seconds

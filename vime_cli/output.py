@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import shutil
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -109,7 +114,8 @@ def _summary(found: Any) -> None:
         title = "rollouts" if skipped <= 0 else f"rollouts, the last {NUM_ROLLOUTS} of {len(rollouts)} (all: --json)"
         table(title, ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
     if bins := found.histogram_rows():
-        table("rewards", ("reward", "samples", ""), [(value, n, bar(share)) for value, n, share in bins])
+        rows = [(value, n, f"{share:.0%}", bar(share)) for value, n, share in bins]
+        table("rewards", ("reward", "samples", "share", ""), rows)
     table("statistics", ("", ""), found.rows(), has_header=False)
 
 
@@ -136,6 +142,77 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has
     with console.capture() as text:
         console.print(found)
     print("\n".join(line.rstrip() for line in text.get().rstrip().splitlines()) + "\n")
+
+
+def data(value: Any) -> None:
+    """Plain data as JSON on stdout, whole or quietly cut where its reader has left."""
+    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
+    is_narrow = text != _printable(text)  # JSON has escapes of its own for what stdout cannot take
+    _write((json.dumps(_plain(value), indent=2, allow_nan=False) if is_narrow else text) + "\n")
+
+
+def report(parts: Sequence[Any]) -> None:
+    """Texts and rich's renderables, one below the other. On a terminal, what is longer than the screen is paged."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False, color_system="auto" if has_colour() else None)
+    if not is_terminal():
+        console.width = 100_000
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str))
+    text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    if is_terminal() and text.count("\n") >= console.height:
+        _page(text)
+    else:
+        _write(text)
+
+
+def is_terminal() -> bool:
+    """Whether stdout is looked at by a person."""
+    return sys.stdout.isatty()
+
+
+def width() -> int | None:
+    """Columns of the terminal; None where stdout is none."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
+def has_colour() -> bool:
+    """https://no-color.org: no escape codes where NO_COLOR is set, nor on a terminal that knows none."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _page(text: str) -> None:
+    """Through $PAGER, else less."""
+    command = shlex.split(os.environ.get("PAGER") or "less")
+    if not command or shutil.which(command[0]) is None:
+        _write(text)
+        return
+    environment = {"LESS": "-R", **os.environ}
+    with suppress(BrokenPipeError):  # left before the end
+        subprocess.run(command, input=text.encode("utf-8", "replace"), env=environment, check=False)
+
+
+def _write(text: str) -> None:
+    """To stdout. Where its reader has left (``| head``) the rest is not wanted."""
+    try:
+        print(_printable(text), end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at the end of the interpreter
+
+
+def _printable(text: str) -> str:
+    """``text`` with escapes for what the encoding of stdout cannot take."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def number(value: float | None) -> str:
+    """Whole numbers whole, others with 4 significant digits, "-" for none."""
+    if value is None or value != value:
+        return "-" if value is None else "nan"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def size(num_bytes: int) -> str:

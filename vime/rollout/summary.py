@@ -132,10 +132,10 @@ class RolloutSummary:
         return [(label, value) for label, value in self._rows(self.total().describe()) if value]
 
     def histogram_rows(self) -> list[tuple[str, int, float]]:
-        """(reward or range of rewards, samples, share of the fullest bin) for bars."""
+        """(reward or range of rewards, samples, their share of all that have a reward)."""
         bins = histogram(self.total().rewards_N)
-        most = max((b.count for b in bins), default=1)
-        return [(_range(b, is_last=b is bins[-1]), b.count, b.count / most) for b in bins]
+        num_scored = sum(b.count for b in bins)
+        return [(_range(b, is_last=b is bins[-1]), b.count, b.count / num_scored) for b in bins]
 
     def rollout_rows(self) -> list[tuple[str, ...]]:
         """One row per rollout under ``ROLLOUT_COLUMNS``."""
@@ -151,7 +151,7 @@ class RolloutSummary:
         yield "response length", _lengths(d["response_len"])
         yield "prompt length", _lengths(d["prompt_len"])
         yield "ended", ", ".join(f"{k} {count} ({count / n:.0%})" for k, count in d["status"].items() if count)
-        yield "failed", "; ".join(f"{name}: {text}" for name, text in self.failures.items())
+        yield from (("failed", f"{name}: {text}") for name, text in self.failures.items())
         yield "groups left out", ", ".join(f"{cause} {k}" for cause, k in d["dropped_groups"].items()) or "none"
         yield "generation", _speed(d)
         yield "prefix cache", _cached(d["prefix_cache"])
@@ -194,8 +194,11 @@ def histogram(rewards_N: np.ndarray) -> list[Bin]:
     values, counts = np.unique(rewards_N, return_counts=True)
     if len(values) <= MAX_VALUES:
         return [Bin(float(v), float(v), int(c)) for v, c in zip(values, counts, strict=True)]
-    counts, edges = np.histogram(rewards_N, bins=NUM_BINS)
-    return [Bin(float(a), float(b), int(c)) for a, b, c in zip(edges, edges[1:], counts, strict=True)]
+    part = np.linspace(0.0, 1.0, NUM_BINS + 1)
+    edges = values[0] * (1.0 - part) + values[-1] * part  # np.histogram refuses the widest and the narrowest ranges
+    which_N = np.clip(np.searchsorted(edges, rewards_N, side="right") - 1, 0, NUM_BINS - 1)
+    counts = np.bincount(which_N, minlength=NUM_BINS)
+    return [Bin(float(a), float(b), int(c)) for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)]
 
 
 def percentiles(values_N: np.ndarray) -> dict[str, float | None]:
@@ -261,7 +264,7 @@ def _reward(d: Mapping[str, Any], num_samples: int) -> str:
         return "none: no sample has a reward"
     text = f"mean {d['mean']:.3f}, std {d['std']:.3f}, min {d['min']:g}, max {d['max']:g}"
     missing = num_samples - d["num_scored"]
-    return f"{text}; {missing} samples without one" if missing else text
+    return f"{text}; {missing} of {num_samples} samples have none" if missing else text
 
 
 def _lengths(d: Mapping[str, float | None]) -> str:
