@@ -50,6 +50,7 @@ class Result:
     """The part of a run's result that is printed."""
 
     failed_checks: ClassVar[list] = []
+    summary = None
 
     def rows(self):
         return [("mean reward", "0.100 -> 0.900")]

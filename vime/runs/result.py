@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from vime.observe import Observer, brief
 from vime.rollout.eval import of_set
 from vime.rollout.summary import RolloutSummary
 from vime.run_folder import RunFolder
+from vime.runs.compare import Compared
 from vime.types import CheckResult, RolloutBatch, Verdict
 
 NUM_EXAMPLES = 4
@@ -45,6 +46,7 @@ class RunResult:
     checks: list[CheckResult]
     files: dict[str, str] = field(default_factory=dict)
     summary: RolloutSummary | None = None
+    comparisons: list[Compared] = field(default_factory=list)
 
     @property
     def failed_checks(self) -> list[CheckResult]:
@@ -79,17 +81,25 @@ class RunResult:
             "evaluations": self.evaluations,
             "examples": [vars(e) for e in self.examples],
             "checks": [{"name": c.name, "verdict": str(c.verdict), "measured": c.measured} for c in self.checks],
+            "comparisons": [found.as_dict() for found in self.comparisons],
             "files": self.files,
         }
 
 
-def summarize(command: str, config: Config, folder: RunFolder, observer: Observer, start: int) -> RunResult:
+def summarize(
+    command: str,
+    config: Config,
+    folder: RunFolder,
+    observer: Observer,
+    start: int,
+    comparisons: Sequence[Compared] = (),
+) -> RunResult:
     files = {"metrics": str(folder.metrics), "configuration": str(folder.config)}
     if folder.checkpoints():
         files["checkpoint"] = str(folder.checkpoints()[-1])
     if folder.hf.exists():
         files["model"] = str(folder.hf)
-    if config.debug.save_rollout_data:
+    if config.debug.save_rollout_data and config.run.num_rollouts:
         files["rollouts"] = config.debug.save_rollout_data
     return RunResult(
         command=command,
@@ -98,9 +108,10 @@ def summarize(command: str, config: Config, folder: RunFolder, observer: Observe
         rewards=observer.rewards,
         evaluations=observer.evaluations,
         examples=_examples(observer.first_evaluation, observer.last_evaluation),
-        checks=observer.checks,
+        checks=[*observer.checks, *(found.check for found in comparisons)],
         files=files,
         summary=observer.summary if observer.summary.parts else None,
+        comparisons=list(comparisons),
     )
 
 
