@@ -24,7 +24,11 @@ MIN_SUSPICIOUS_TOKENS = 4
 """So many sampled tokens, all with log-prob exactly 0.0, were not measured (a few such tokens can happen)."""
 
 Generate = Callable[..., Awaitable[list[Sample]]]
-"""User function: async (engine, prompt, seeds, sampling) -> one Sample per seed, in order."""
+"""User function: async (engine, prompt, seeds, sampling) -> one Sample per seed, in order.
+
+``engine.tokenizer`` is the policy's; ``sampling`` has every field of rollout.sampling, and ``engine.generate`` takes
+changes of them for each call. Samples of several turns: ``vime.rollout.turns``.
+"""
 
 OnProgress = Callable[[int, int, int], None]
 """Called with samples done, samples asked for (of this round of prompts), response tokens so far."""
@@ -163,16 +167,28 @@ class _Progress:
 def check_answers(prompt: Prompt, seeds: Sequence[int], samples: Any, is_from_user: bool) -> None:
     """VimeError if ``samples`` is not one Sample per seed, in order, with the ids and log-probs the engine sampled."""
     expected = f"expected a flat list of {len(seeds)} Sample, one per seed, for group {prompt.group_id}"
-    if not isinstance(samples, list):
-        raise VimeError(f"returned {_shape(samples)}; {expected}")
-    if len(samples) != len(seeds) or not all(isinstance(s, Sample) for s in samples):
-        raise VimeError(f"returned {_shape(samples)}; {expected}")
+    if not isinstance(samples, list) or len(samples) != len(seeds) or not all(isinstance(s, Sample) for s in samples):
+        raise VimeError(f"returned {_shape(samples)}; {expected}", _how_to_return(samples))
     for index, sample in enumerate(samples):
         if (sample.group_id, sample.index) != (prompt.group_id, index):
             raise VimeError(f"returned {sample.name} at place {index}; {expected}")
         problem = _text_only_problem(sample) if is_from_user else _prompt_problem(sample, prompt)
         if problem and sample.status.is_trainable:
             raise VimeError(f"{sample.name}: {problem}")
+
+
+def _how_to_return(samples: Any) -> str:
+    """What to change in the function, by what it returned."""
+    if isinstance(samples, Sample):
+        return "return [sample]: a list, even for one seed"
+    if isinstance(samples, list) and any(isinstance(s, list | tuple) for s in samples):
+        return (
+            "return [sample, ...], not a list of lists: rollout.num_samples_per_prompt says how many samples a prompt "
+            "gets, seeds has one entry for each, and turns of one sample belong into that sample (vime.rollout.turns)"
+        )
+    if isinstance(samples, list) and all(isinstance(s, Sample) for s in samples):
+        return "return one sample for each entry of seeds, in that order; one that has no answer gets status aborted"
+    return "return the list that engine.generate(prompt, seeds, sampling) gives, or one Sample of Turns.sample() a seed"
 
 
 def _text_only_problem(sample: Sample) -> str | None:
