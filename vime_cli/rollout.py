@@ -13,6 +13,12 @@ from vime_cli.prepare import console, prepare
 Save = Annotated[
     str | None, typer.Option("--save", metavar="TEMPLATE", help="Save each rollout, e.g. data_{rollout_id}.pt.")
 ]
+Inject = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inject", metavar="FAULT", help="Plant a fault (may be repeated), e.g. zero-rotary, and see it caught."
+    ),
+]
 Number = Annotated[int | None, typer.Option("-n", "--num-rollouts", metavar="N", help="Rollouts to generate.")]
 
 
@@ -20,6 +26,7 @@ def rollout(
     arguments: Arguments = None,
     save: Save = None,
     num_rollouts: Number = None,
+    inject: Inject = None,
     ray_address: RayAddress = None,
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
@@ -30,6 +37,7 @@ def rollout(
         "debug.rollout_only": True,
         "debug.save_rollout_data": save,
         "run.num_rollouts": num_rollouts,
+        "debug.inject": inject or None,
         "cluster.ray_address": ray_address,
     }
     printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}

@@ -1,4 +1,4 @@
-"""Chat markers: what a model's own template puts around messages, what prompts hold, and whether it was ever trained."""
+"""Chat markers: what a model's own template puts around messages, what prompts hold, and what was never trained."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROBE = [
     {"role": "user", "content": "question"},
 ]
 SAME_ROW = 0.02
-"""Relative distance of two rows that are one row: bfloat16 rounds by 0.002. Rows that a fine-tuning moved least are 0.14
-apart (<|im_start|> and <|im_end|> of SmolLM2-135M-Instruct, whose unused markers are all one row)."""
+"""Relative distance of two rows that are one row: bfloat16 rounds by 0.002. Rows that a fine-tuning moved least are
+0.14 apart (<|im_start|> and <|im_end|> of SmolLM2-135M-Instruct, whose unused markers are all one row)."""
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight")
 
 
@@ -54,7 +54,8 @@ class ChatMarkers:
             for marker in set(LOOKS_LIKE_A_MARKER.findall(text)):
                 counts[marker] = counts.get(marker, 0) + 1
         known = (self.vocabulary, self.template)
-        return [m for m, n in counts.items() if 2 * n > len(prompts) and not any(m in where for where in known)]
+        foreign = [m for m, n in counts.items() if 2 * n > len(prompts) and not any(m in where for where in known)]
+        return sorted(foreign)
 
     def absent_from(self, prompts: Sequence[str]) -> list[str]:
         """The template's markers, where most of the prompts hold none of them."""

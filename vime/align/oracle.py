@@ -103,8 +103,8 @@ class Oracle:
         if self._model is None:
             self._model = _load(self.path)
         parts = [self._forward(batch, some) for some in self._groups(batch, rows)]
-        scored = (np.concatenate([part[i] for part in parts]) for i in range(3))
-        return OracleScores(tuple(rows), *scored, is_comparable=self.is_comparable)
+        engine_R, log_probs_R, stops_R = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        return OracleScores(tuple(rows), engine_R, log_probs_R, stops_R, self.is_comparable)
 
     def marker_log_probs(self, prompts: Sequence[np.ndarray], markers: Sequence[int]) -> np.ndarray:
         """Log-probs, nats at temperature 1, of the ``markers`` wherever they stand in ``prompts`` (int [P] each).

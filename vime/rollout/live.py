@@ -31,8 +31,9 @@ class LiveRollouts:
     """Rollouts over engines: ``rollout_batch_size`` complete groups, in the order of their prompts.
 
     A group that is left out (prompt too long, an aborted or failed sample, a sample without verdict, equal rewards with
-    ``group_filter``) is counted by cause in ``header.counts`` and replaced by the next prompt. UsageError at
-    construction if ``rollout.generate`` cannot be used.
+    ``group_filter``) is counted by cause in ``header.counts`` and replaced by the next prompt. With
+    ``debug.rollout_only`` groups with log-probs that are not finite stay, unscored. UsageError at construction if
+    ``rollout.generate`` cannot be used.
     """
 
     def __init__(
@@ -96,6 +97,9 @@ class LiveRollouts:
         return [seed_for(self.config.run.seed, rollout_id, group_id, index) for index in range(n)]
 
     def _is_kept(self, outcome: Outcome) -> bool:
+        if outcome.dropped == "failed" and self.config.debug.rollout_only and _is_to_be_seen(outcome):
+            outcome.dropped = None  # unscored
+            return True
         if outcome.dropped is None and self.config.rollout.group_filter == "nonzero_spread":
             rewards = {sample.reward for sample in outcome.samples}
             outcome.dropped = "zero_spread" if len(rewards) == 1 else None
@@ -103,6 +107,11 @@ class LiveRollouts:
 
     def _batch(self, rollout_id: int, samples: list[Sample], dropped: Counter[str]) -> RolloutBatch:
         return RolloutBatch.from_samples(rollout_id, samples, filled(self.header, samples, dropped, self.config))
+
+
+def _is_to_be_seen(outcome: Outcome) -> bool:
+    """Answers whose log-probs are not finite: where nothing is trained they stay, for the verdict on the rollout."""
+    return any("failure" in sample.metadata for sample in outcome.samples)
 
 
 def filled(header: RolloutHeader, samples: Sequence[Sample], dropped: Counter[str], config: Config) -> RolloutHeader:

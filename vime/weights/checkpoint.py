@@ -1,14 +1,19 @@
-"""Names, shapes and dtypes of a Hugging Face folder, read from the safetensors headers alone."""
+"""Tensors of a Hugging Face folder: names, shapes and dtypes from the safetensors headers alone, digests on demand."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vime.errors import UsageError
-from vime.types import TensorEntry
-from vime.weights.manifest import layer_of
+from vime.types import TensorEntry, WeightManifest
+from vime.weights.manifest import build_manifest, layer_of
+
+if TYPE_CHECKING:
+    import torch
 
 SAFETENSORS_DTYPES = {
     "F64": "float64",
@@ -29,6 +34,25 @@ def read_specs(folder: str | Path) -> list[TensorEntry]:
     if not files:
         raise UsageError(f"model.path = {folder}: no *.safetensors file", "convert the checkpoint to safetensors")
     return [entry for file in files for entry in _header(file)]
+
+
+def checkpoint_manifest(folder: str | Path, dtypes: Mapping[str, str]) -> WeightManifest:
+    """Digests of the tensors named in ``dtypes``, each converted to that dtype first, as an engine that loads them.
+
+    Tensors that the folder does not have are left out. One tensor is in memory at a time.
+    """
+    import torch
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        from safetensors import safe_open
+
+        for file in shard_files(Path(folder)):
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 safe_open is no mapping
+                    if name in dtypes:
+                        yield name, weights.get_tensor(name).to(getattr(torch, dtypes[name]))
+
+    return build_manifest(0, "checkpoint", tensors())
 
 
 def shard_files(folder: Path) -> list[Path]:
