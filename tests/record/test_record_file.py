@@ -86,8 +86,9 @@ def test_opens_with_plain_torch_load_and_holds_only_plain_data_on_cpu(tmp_path):
     write(tmp_path / "x.pt", batch_of(sample(text="日本 \U0001f600"), sample(index=1, tokens=(4,), prompt_len=1)))
     content = torch.load(tmp_path / "x.pt", weights_only=True)
     assert content["format"] == "vime-rollout"
-    assert content["schema_version"] == 1
-    assert content["columns"]["text"] == ["日本 \U0001f600", ""]
+    assert content["schema_version"] == 2
+    assert bytes(content["arrays"]["text_utf8"]).decode() == "日本 \U0001f600"
+    assert content["arrays"]["token_ids_low_T"].tolist() == [1, 2, 3, 4]
     assert {str(t.device) for t in content["arrays"].values()} == {"cpu"}
     assert b"cuda" not in (tmp_path / "x.pt").read_bytes()
 
@@ -172,8 +173,8 @@ def test_every_flipped_bit_of_the_tokens_is_found(tmp_path):
     tokens = list(range(1_000_000, 1_000_050))
     write(path, batch_of(sample(tokens=tokens)))
     content = path.read_bytes()
-    at = content.index(np.array(tokens, dtype=np.int32).tobytes())
-    for position in range(at, at + 200, 7):
+    at = content.index(np.array(tokens).astype(np.int16).tobytes())
+    for position in range(at, at + 100, 7):
         damaged = bytearray(content)
         damaged[position] ^= 4
         path.write_bytes(damaged)
@@ -188,8 +189,8 @@ def rewrite(path, change):
 
 def test_newer_schema_is_refused(tmp_path):
     write(tmp_path / "x.pt", batch_of(sample()))
-    rewrite(tmp_path / "x.pt", lambda c: c.update(schema_version=2))
-    assert "schema version 2, this vime reads up to 1" in refusal(tmp_path / "x.pt")
+    rewrite(tmp_path / "x.pt", lambda c: c.update(schema_version=3))
+    assert "schema version 3, this vime reads up to 2" in refusal(tmp_path / "x.pt")
 
 
 def test_changed_reward_is_found_by_the_checksum(tmp_path):
@@ -201,7 +202,7 @@ def test_changed_reward_is_found_by_the_checksum(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c["columns"].pop("seed"),
+        lambda c: c["arrays"].pop("seeds_N"),
         lambda c: c["arrays"].pop("offsets"),
         lambda c: c["arrays"].update(offsets=c["arrays"]["offsets"].float()),
         lambda c: c.update(header=[]),
@@ -212,7 +213,7 @@ def test_changed_reward_is_found_by_the_checksum(tmp_path):
 def test_wrong_structure_is_named(tmp_path, change):
     write(tmp_path / "x.pt", batch_of(sample()))
     rewrite(tmp_path / "x.pt", change)
-    assert "is not a rollout record of schema 1" in refusal(tmp_path / "x.pt")
+    assert "is not a rollout record of schema 2" in refusal(tmp_path / "x.pt")
 
 
 class Bomb:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import os
-import pickle
-import re
-import zipfile
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vime.errors import UsageError
-from vime.record.layout import (
-    ARRAYS,
-    COLUMNS,
-    FORMAT,
-    SCHEMA_VERSION,
-    checksum,
-    entry_problem,
-    structure_problem,
-)
+from vime.record import schema1
+from vime.record.archive import load_plain
+from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem
+from vime.record.packing import unpack
 from vime.record.upstream import from_upstream
-from vime.types import RolloutBatch, RolloutHeader, Status
+from vime.types import RolloutBatch, RolloutHeader
 
 
 def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -> RolloutBatch:
@@ -49,96 +39,53 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     return batch
 
 
-def load_plain(path: Path) -> Any:
-    """What lies in a file of plain data and tensors. UsageError (one line) for every other file."""
-    import torch
-
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file")
-    if not zipfile.is_zipfile(path):
-        raise UsageError(f"{path} is cut short or not a rollout record (it has no readable zip directory)")
-    try:
-        with torch.serialization.safe_globals(_numpy_globals()):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"the Python object {found[1]}" if found else "something that is not plain data"
-        raise UsageError(f"{path} holds {what}; vime opens files of plain data and tensors only") from error
-    except Exception as error:  # a damaged file can raise anything; the cause stays chained
-        raise UsageError(f"{path} is damaged and cannot be read ({type(error).__name__})") from error
-
-
-def _numpy_globals() -> list[Any]:
-    """What numpy arrays and scalars are pickled with, under numpy 1 and 2 names; upstream's dumps may hold them."""
-    from numpy._core import multiarray
-
-    functions = [multiarray._reconstruct, multiarray.scalar]  # type: ignore[attr-defined]
-    names = [(f, f"{package}.multiarray.{f.__name__}") for f in functions for package in ("numpy.core", "numpy._core")]
-    kinds = (np.int64, np.int32, np.int16, np.int8, np.uint8, np.float64, np.float32, np.float16, np.bool_)
-    return [*names, np.ndarray, np.dtype, *(type(np.dtype(k)) for k in kinds)]
-
-
 def _from_content(path: Path, content: dict[str, Any]) -> RolloutBatch:
-    version = content.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{path} has schema version {version}, this vime reads up to {SCHEMA_VERSION}", "use a newer vime"
-        )
-    problem = _shape_problem(content)
+    check_version(path, content, SCHEMA_VERSION)
+    is_first = content["schema_version"] == 1
+    problem = _top_problem(content) or (schema1.problem_of(content) if is_first else _problem(content))
     if problem is None:
-        arrays = {name: content["arrays"][name].numpy() for name in ARRAYS}
-        columns = content["columns"]
-        plain = {key: content[key] for key in ("format", "schema_version", "rollout_id", "header", "columns")}
-        try:
-            is_intact = checksum(plain, arrays) == content["checksum"]
-        except (TypeError, ValueError):  # keys or values JSON does not know: not what was written
-            is_intact = False
-        if not is_intact:
-            raise UsageError(f"{path} was changed or damaged after it was written (its checksum differs)")
-        problem = structure_problem(arrays, columns) or entry_problem(columns) or _status_problem(columns)
-    if problem is not None:
-        raise UsageError(f"{path} is not a rollout record of schema {SCHEMA_VERSION}: {problem}")
-    rows = [dict(zip(COLUMNS, values, strict=True)) for values in zip(*(columns[n] for n in COLUMNS), strict=True)]
-    return RolloutBatch(
-        rollout_id=content["rollout_id"], rows=rows, header=RolloutHeader(**content["header"]), **arrays
-    )
+        check_sum(path, content, schema1.checksum if is_first else _checksum)
+        batch = schema1.batch_of(content) if is_first else _unpacked(content)
+        if isinstance(batch, RolloutBatch):
+            return batch
+        problem = batch
+    raise UsageError(f"{path} is not a rollout record of schema {content['schema_version']}: {problem}")
 
 
-def _shape_problem(content: dict[str, Any]) -> str | None:
-    import torch
+def check_version(path: Path, content: dict[str, Any], newest: int) -> None:
+    """UsageError unless ``schema_version`` is one of 1..newest."""
+    version = content.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise UsageError(f"{path} has no valid schema version")
+    if version > newest:
+        raise UsageError(f"{path} has schema version {version:.6g}, this vime reads up to {newest}", "use a newer vime")
 
-    wanted = {
-        "schema_version": int,
-        "rollout_id": int,
-        "checksum": str,
-        "header": dict,
-        "columns": dict,
-        "arrays": dict,
-    }
-    for key, kind in wanted.items():
-        if not isinstance(content.get(key), kind):
+
+def check_sum(path: Path, content: dict[str, Any], compute: Callable[[dict[str, Any]], str]) -> None:
+    """UsageError unless ``compute(content)`` is the file's checksum."""
+    try:
+        is_intact = compute(content) == content["checksum"]
+    except (TypeError, ValueError, RecursionError):  # keys or values JSON does not know: not what was written
+        is_intact = False
+    if not is_intact:
+        raise UsageError(f"{path} was changed or damaged after it was written (its checksum differs)")
+
+
+def _top_problem(content: dict[str, Any]) -> str | None:
+    for key, kind in {"rollout_id": int, "checksum": str, "header": dict, "arrays": dict}.items():
+        if not isinstance(content.get(key), kind) or isinstance(content.get(key), bool):
             return f"{key} is {type(content.get(key)).__name__}, expected {kind.__name__}"
-    known = {f.name for f in fields(RolloutHeader)}
-    for key, found, expected in (
-        ("header", set(content["header"]), known),
-        ("columns", set(content["columns"]), set(COLUMNS)),
-        ("arrays", set(content["arrays"]), set(ARRAYS)),
-    ):
-        if found != expected:
-            return f"{key} differs in {sorted(map(str, found ^ expected))}"
-    for name, dtype in ARRAYS.items():
-        array = content["arrays"][name]
-        if not isinstance(array, torch.Tensor) or str(array.dtype) != f"torch.{dtype}" or array.dim() != 1:
-            return f"arrays.{name} is not a 1-d {dtype} tensor"
-    for name in COLUMNS:
-        if not isinstance(content["columns"][name], list):
-            return f"columns.{name} is not a list"
     return None
 
 
-def _status_problem(columns: dict[str, list]) -> str | None:
-    known = {str(s) for s in Status}
-    for i, status in enumerate(columns["status"]):
-        if status not in known:
-            return f"columns.status[{i}] is {status!r}, expected one of {', '.join(sorted(known))}"
-    return None
+def _problem(content: dict[str, Any]) -> str | None:
+    return arrays_problem(content["arrays"], ARRAYS) or header_problem(content["header"])
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    plain = {key: content[key] for key in ("format", "schema_version", "rollout_id", "header")}
+    return checksum(plain, content["arrays"])
+
+
+def _unpacked(content: dict[str, Any]) -> RolloutBatch | str:
+    return unpack(content["rollout_id"], RolloutHeader(**content["header"]), content["arrays"])

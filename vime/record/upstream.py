@@ -7,6 +7,7 @@ run; ours counts inside the group. Fields vime has no use for are named in ``hea
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 
 from vime.data.problems import listed
 from vime.errors import UsageError
-from vime.record.layout import is_number, plain_copy
+from vime.record.archive import one_line
+from vime.record.layout import plain_copy
 from vime.types import RolloutBatch, RolloutHeader, Sample, Status
 
 USED = {
@@ -34,19 +36,20 @@ def from_upstream(path: Path, content: dict[str, Any]) -> RolloutBatch:
         if not isinstance(row, dict):
             problems.append(f"samples[{i}]: {type(row).__name__}, expected a dict")
             continue
-        ignored |= {str(k) for k, v in row.items() if k not in USED and v not in (None, [], {}, "", 0, False)}
+        ignored |= {one_line(str(k)) for k, v in row.items() if k not in USED and not _is_neutral(v)}
         reader = _Row(f"samples[{i}]", row)
         sample = reader.sample(sizes)
         problems += reader.problems
         if sample is not None:
             samples.append(sample)
-    rollout_id = content["rollout_id"]
-    if not isinstance(rollout_id, int):
-        problems.append(f"rollout_id: {type(rollout_id).__name__}, expected int")
+    rollout_id = _item(content["rollout_id"])
+    if not _is_int64(rollout_id):
+        problems.append(f"rollout_id: {_kind(rollout_id)}, expected int")
     if not content["samples"]:
         problems.append("samples: empty")
     if problems:
-        raise UsageError(f"{path} is a dump of {len(content['samples'])} samples, but:\n{listed(problems)}")
+        lines = listed([one_line(problem, 240) for problem in problems])
+        raise UsageError(f"{path} is a dump of {len(content['samples'])} samples, but:\n{lines}")
     model = {"source": "upstream dump", **({"ignored_fields": ", ".join(sorted(ignored))} if ignored else {})}
     counts = {f"status_{k}": v for k, v in Counter(str(s.status) for s in samples).items()}
     return RolloutBatch.from_samples(rollout_id, samples, RolloutHeader(model=model, counts=counts))
@@ -64,13 +67,15 @@ class _Row:
         self.problems.append(f"{self.where}.{key}: {message}")
 
     def sample(self, sizes: Counter[int]) -> Sample | None:
-        tokens = self.numbers("tokens", np.int32)
+        tokens = self.numbers("tokens", is_integer=True)
         group = self.integer("group_index")
         length = self.integer("response_length")
         if tokens is not None and length is not None and not 0 <= length < len(tokens):
             self.fail("response_length", f"{length} is not in 0..{len(tokens) - 1} (tokens has {len(tokens)})")
             length = None
         mask = self.per_response("loss_mask", length, default=1)
+        if mask is not None and not np.isin(mask, (0, 1)).all():
+            self.fail("loss_mask", "holds numbers other than 0 and 1")
         log_probs = self.per_response("rollout_log_probs", length, default=None)
         fields: dict[str, Any] = {
             "label": self.label(),
@@ -84,7 +89,7 @@ class _Row:
         if self.problems or tokens is None or group is None or length is None or mask is None or log_probs is None:
             return None
         prompt_len = len(tokens) - length
-        if self.row.get("remove_sample"):
+        if not _is_neutral(self.row.get("remove_sample")):
             mask = np.zeros_like(mask)
         try:
             sample = Sample(
@@ -105,32 +110,33 @@ class _Row:
         return sample
 
     def integer(self, key: str) -> int | None:
-        value = self.row.get(key)
-        if isinstance(value, np.integer) or (isinstance(value, int) and not isinstance(value, bool)):
+        value = _item(self.row.get(key))
+        if _is_int64(value):
             return int(value)
         self.fail(key, f"{_kind(value)}, expected int")
         return None
 
-    def numbers(self, key: str, dtype: Any) -> np.ndarray | None:
-        """A list, tensor or array of numbers as a 1-d array."""
+    def numbers(self, key: str, *, is_integer: bool = False) -> np.ndarray | None:
+        """A list or array of numbers as float64 [n]."""
         value: Any = self.row.get(key)
-        if hasattr(value, "detach"):
-            value = value.detach().float().numpy() if value.dtype.is_floating_point else value.numpy()
         if not isinstance(value, list | tuple | np.ndarray):
             self.fail(key, f"{_kind(value)}, expected a list of numbers")
             return None
+        if not isinstance(value, np.ndarray) and not all(issubclass(kind, _NUMBERS) for kind in set(map(type, value))):
+            self.fail(key, "holds something that is not a number")
+            return None
         try:
             array = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
-            self.fail(key, "holds something that is not a number")
+        except OverflowError:
+            self.fail(key, "holds a number that fits no float")
             return None
         if array.ndim != 1:
             self.fail(key, f"has shape {list(array.shape)}, expected one dimension")
             return None
-        if np.issubdtype(dtype, np.integer) and (array != np.round(array)).any():
-            self.fail(key, "holds numbers that are not integers")
+        if is_integer and not ((array == np.round(array)) & (np.abs(array) < 2**31)).all():
+            self.fail(key, "holds numbers that are not integers of 32 bits")
             return None
-        return array.astype(dtype)
+        return array
 
     def per_response(self, key: str, length: int | None, default: float | None) -> np.ndarray | None:
         value = self.row.get(key)
@@ -139,37 +145,33 @@ class _Row:
         if value is None and default is None:
             self.fail(key, "None, expected one number per response token (a missing log-prob is not 0.0)")
             return None
-        array = self.numbers(key, np.float64)
+        array = self.numbers(key)
         if array is not None and length is not None and len(array) != length:
             self.fail(key, f"{len(array)} entries for a response of {length} tokens")
             return None
         return array
 
     def label(self) -> str | None:
-        value = self.row.get("label")
+        value = _item(self.row.get("label"))
         if value is None or isinstance(value, str):
             return value
-        if is_number(value):
+        if _is_int64(value) or (isinstance(value, float) and not math.isnan(value)):
             return str(value)
         self.fail("label", f"{_kind(value)}, expected str, number or None")
         return None
 
     def reward(self) -> float | None:
-        value: Any = self.row.get("reward")
+        value = _item(self.row.get("reward"))
         key = "reward"
         if isinstance(value, dict):
             key = "reward.score"
             if "score" not in value:
                 self.fail("reward", f"dict with keys {sorted(map(str, value))}, expected a number or a key 'score'")
                 return None
-            value = value["score"]
-        if hasattr(value, "item") and getattr(value, "size", None) != 0:
-            value = value.item() if np.ndim(value) == 0 else value
+            value = _item(value["score"])
         if value is None and key == "reward":
             return None
-        if is_number(value) and abs(value) != float("inf"):
-            return float(value)
-        if isinstance(value, bool):
+        if isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)) or _is_int64(value):
             return float(value)
         self.fail(key, f"{_kind(value)}, expected a finite number")
         return None
@@ -178,7 +180,8 @@ class _Row:
         value = self.row.get("status", "completed")
         if isinstance(value, str) and value in {str(s) for s in Status}:
             return Status(value)
-        self.fail("status", f"{value!r}, expected one of {', '.join(Status)}")
+        shown = f"'{value}'" if isinstance(value, str) else _kind(value)
+        self.fail("status", f"{shown}, expected one of {', '.join(Status)}")
         return Status.FAILED
 
     def text(self, key: str) -> str:
@@ -194,23 +197,51 @@ class _Row:
         return ""
 
     def metadata(self) -> dict[str, Any]:
-        value = self.row.get("metadata") or {}
-        try:
-            if isinstance(value, dict):
-                return plain_copy(value, "metadata")
+        """With a dict as reward, its other entries are kept under "reward", as those of a user reward are."""
+        value = self.row.get("metadata")
+        if value is not None and not isinstance(value, dict):
             self.fail("metadata", f"{_kind(value)}, expected a dict")
+            return {}
+        reward = self.row.get("reward")
+        extra = {k: v for k, v in reward.items() if k != "score"} if isinstance(reward, dict) else {}
+        try:
+            plain = plain_copy(value or {}, "metadata")
+            return plain if "reward" in plain or not extra else {**plain, "reward": plain_copy(extra, "reward")}
         except TypeError as error:
             self.problems.append(f"{self.where}.{error}")
         return {}
 
     def weight_versions(self) -> tuple[int, int]:
-        value = self.row.get("weight_versions") or []
-        try:
-            versions = [int(v) for v in value]
-        except (TypeError, ValueError):
-            self.fail("weight_versions", "expected a list of numbers")
-            versions = []
+        value = self.row.get("weight_versions")
+        values = value.ravel().tolist() if isinstance(value, np.ndarray) else [] if value is None else value
+        numbers = [_version(_item(v)) for v in values] if isinstance(values, list | tuple) else [None]
+        versions = [n for n in numbers if n is not None]
+        if len(versions) < len(numbers):
+            self.fail("weight_versions", "expected a list of whole numbers")
         return (min(versions), max(versions)) if versions else (0, 0)
+
+
+_NUMBERS = (int, float, np.integer, np.floating, np.bool_)
+
+
+def _version(value: Any) -> int | None:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        return int(value)
+    return int(value) if _is_int64(value) else None
+
+
+def _item(value: Any) -> Any:
+    """A number in an array without dimensions, or one of numpy, as a Python number."""
+    return value.item() if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 else value
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def _is_neutral(value: Any) -> bool:
+    """None, zero or empty: a field that says nothing."""
+    return value.size == 0 or not value.any() if isinstance(value, np.ndarray) else not value
 
 
 def _kind(value: Any) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
-
 from vime.errors import UsageError, VimeError
-from vime.record.layout import COLUMNS, FORMAT, SCHEMA_VERSION, arrays_of, checksum, plain_copy
+from vime.record.archive import put_file
+from vime.record.layout import FORMAT, SCHEMA_VERSION, checksum, plain_copy
+from vime.record.packing import pack
 from vime.record.template import template_path
 from vime.types import RolloutBatch
 
@@ -36,50 +36,20 @@ def write(path: str | os.PathLike[str], batch: RolloutBatch, *, overwrite: bool 
     put_file(path, _content(batch))
 
 
-def put_file(path: Path, content: dict[str, Any]) -> None:
-    """Write plain ``content``, whose ``arrays`` become tensors, so that ``path`` is never a part of a file."""
-    import torch
-
-    content["arrays"] = {name: torch.from_numpy(array.copy()) for name, array in content["arrays"].items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A fixed name: what a killed process left behind is replaced by the next write of the same file.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
 def _content(batch: RolloutBatch) -> dict[str, Any]:
     try:
         plain = {
             "format": FORMAT,
             "schema_version": SCHEMA_VERSION,
             "rollout_id": int(batch.rollout_id),
-            "header": plain_copy(asdict(batch.header), "header"),
-            "columns": {name: _column(batch, name) for name in COLUMNS},
+            "header": plain_copy({**asdict(batch.header), "schema_version": SCHEMA_VERSION}, "header"),
         }
+        arrays = pack(batch)
     except TypeError as error:
         raise VimeError(
             f"rollout {batch.rollout_id} cannot be recorded: {error}", "keep only plain data in metadata"
         ) from error
-    arrays: dict[str, np.ndarray] = arrays_of(batch)
     return {**plain, "arrays": arrays, "checksum": checksum(plain, arrays)}
-
-
-def _column(batch: RolloutBatch, name: str) -> list[Any]:
-    ids = zip(batch.group_ids_N, batch.indices_N, batch.rows, strict=True)
-    return [plain_copy(row[name], f"sample {group}/{index} {name}") for group, index, row in ids]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Recorded(Protocol):
