@@ -102,7 +102,7 @@ class Sample:
 class RolloutHeader:
     """What must be known to trust, or repeat, a rollout. Every field is plain data (it is written as is)."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     vime_version: str = ""
     config_digest: str = ""
     model: dict[str, str] = field(default_factory=dict)  # path, family, config/tokenizer/chat_template digests
