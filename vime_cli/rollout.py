@@ -19,7 +19,9 @@ Inject = Annotated[
         "--inject", metavar="FAULT", help="Plant a fault (may be repeated), e.g. zero-rotary, and see it caught."
     ),
 ]
-Number = Annotated[int | None, typer.Option("-n", "--num-rollouts", metavar="N", help="Rollouts to generate.")]
+Number = Annotated[
+    int | None, typer.Option("-n", "--num-rollouts", metavar="N", help="Rollouts to generate; 0: evaluate once.")
+]
 
 
 def rollout(
