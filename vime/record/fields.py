@@ -1,4 +1,4 @@
-"""The fields of a sample that can be asked for, sorted by and exported, computed for all samples of a rollout at once."""
+"""The fields of a sample that can be asked for, sorted by and exported: one list for all samples of a rollout."""
 
 from __future__ import annotations
 

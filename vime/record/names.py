@@ -1,4 +1,4 @@
-"""The names of the fields of a sample, for expressions, tables and exports. Needs no numpy: checked before loading it."""
+"""The names of the fields of a sample, for expressions, tables and exports. Needs no numpy."""
 
 from __future__ import annotations
 
