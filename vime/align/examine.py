@@ -20,7 +20,7 @@ from vime.align.coherence import (
 )
 from vime.align.engine_state import Engines, EngineState, engine_state
 from vime.align.markers import ChatMarkers
-from vime.align.oracle import Oracle, OracleScores
+from vime.align.oracle import NEUTRAL, Oracle, OracleScores
 from vime.config.schema import Config
 from vime.models import load_spec
 from vime.rollout.coherence import Vocabulary, measure
@@ -92,7 +92,7 @@ class Examiner:
 
     tokenizer  that of model.path, with the folder's own chat template
     engines    asked for weights and buffers where that can tell more; None: they belong to somebody else
-    is_raw     the engines report the log-probs of the model, before temperature and other options
+    log_probs_mode  vLLM's: processed_logprobs, raw_logprobs (before temperature and other options), or logits
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Examiner:
         *,
         engines: Engines | None = None,
         stop_ids: tuple[int, ...] = (),
-        is_raw: bool = False,
+        log_probs_mode: str = "processed_logprobs",
     ) -> None:
         spec = load_spec(config.model.path)
         self.config = config
@@ -110,8 +110,9 @@ class Examiner:
         self.stop_ids = stop_ids
         self.num_layers = spec.num_layers
         self.sampling = config.rollout.sampling.model_dump()
-        if is_raw:
-            self.sampling |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        self.log_probs_mode = log_probs_mode
+        if log_probs_mode == "raw_logprobs":
+            self.sampling |= NEUTRAL | {"temperature": 1.0}
         self.vocabulary = _vocabulary(tokenizer, spec.vocab_size)
         self._tokenizer = tokenizer
 
@@ -148,7 +149,11 @@ class Examiner:
         return Examination(batch.rollout_id, level, check, case, tuple(found), worst)
 
     def _asked(self, batch: RolloutBatch, worst_first: np.ndarray) -> OracleScores | str:
-        return "only vime rollout asks it" if self.is_training else self.oracle.score(batch, worst_first)
+        if self.is_training:
+            return "only vime rollout asks it"
+        if self.log_probs_mode not in ("processed_logprobs", "raw_logprobs"):
+            return f"the engines report {self.log_probs_mode}, not log-probs"
+        return self.oracle.score(batch, worst_first)
 
     def _prompts(self, batch: RolloutBatch, oracle: OracleScores | str) -> PromptEvidence:
         if not len(batch):

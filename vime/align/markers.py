@@ -40,7 +40,7 @@ class ChatMarkers:
     @classmethod
     def of(cls, tokenizer: Any, folder: str | None = None) -> ChatMarkers:
         """From the folder's tokenizer and, if ``folder`` is given, its embeddings."""
-        template = tokenizer.apply_chat_template(PROBE, tokenize=False) if tokenizer.chat_template else ""
+        template = _rendered(tokenizer)
         special = special_tokens(tokenizer)
         own = {token: i for token, i in special.items() if token in template}
         rows = None if folder is None or not own else embedding_rows(folder, sorted({*special.values()}))
@@ -61,6 +61,18 @@ class ChatMarkers:
         """The template's markers, where most of the prompts hold none of them."""
         without = sum(not any(marker in text for marker in self.own) for text in prompts)
         return list(self.own) if self.own and 2 * without > len(prompts) else []
+
+
+def _rendered(tokenizer: Any) -> str:
+    """What the chat template makes of a short conversation; of the question alone where it refuses an answer."""
+    import jinja2
+
+    if not isinstance(tokenizer.chat_template, str):
+        return ""
+    try:
+        return tokenizer.apply_chat_template(PROBE, tokenize=False)
+    except jinja2.TemplateError:
+        return tokenizer.apply_chat_template(PROBE[:1], tokenize=False)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

@@ -1,0 +1,29 @@
+"""Faults of ``debug.inject`` that stand before everything else: said aloud, and the checkpoint's planted in a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from vime.align.faults import FAULTS
+from vime.align.planting import pretrained_copy
+from vime.config.load import Loaded
+from vime.data.tokenizer import load_tokenizer
+from vime.log import Progress
+
+
+@contextmanager
+def planted(loaded: Loaded, folder: Path, say: Progress) -> Iterator[Loaded]:
+    """The configuration that the run really has; a copy of the checkpoint lies in ``folder`` while it lasts."""
+    config = loaded.config
+    for name in config.debug.inject:
+        say.warn(f"PLANTED FAULT {name} (debug.inject): {FAULTS[name].description}")
+    if "base-model" not in config.debug.inject:
+        yield loaded
+        return
+    path = config.model.path
+    with pretrained_copy(path, load_tokenizer(path), folder) as copy:
+        model = config.model.model_copy(update={"path": copy})
+        yield replace(loaded, config=config.model_copy(update={"model": model}))
