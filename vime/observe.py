@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from vime.align.coherence import Level
+from vime.align.examine import Examination
 from vime.align.first_step import engine_equals_trainer, reference_equals_policy
 from vime.config.schema import Config
 from vime.log import Phase, Progress
@@ -42,6 +44,8 @@ class Observer:
     first_evaluation: RolloutBatch | None = None
     last_evaluation: RolloutBatch | None = None
     checks: list[CheckResult] = field(default_factory=list)
+    examine: Callable[[RolloutBatch], Examination] | None = None
+    examinations: list[Examination] = field(default_factory=list)
     summary: RolloutSummary = field(default_factory=RolloutSummary)  # filled where nothing is trained
     _num_cached: tuple[int, int] | None = None
     _row: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +90,22 @@ class Observer:
                 self.progress.warn(text)
         for i in range(min(self.config.log.show_samples, len(batch))):
             self.progress.note(show(batch.sample(i)))
+        if self.examine is not None:
+            self._examined(self.examine(batch))
+
+    def _examined(self, found: Examination) -> None:
+        """In training only what is wrong is said."""
+        self.examinations.append(found)
+        if found.check.verdict != Verdict.PASS:
+            self.progress.warn(str(found))
+        elif self.config.debug.rollout_only:
+            self.progress.note(str(found))
+
+    def verdicts(self) -> list[CheckResult]:
+        """All checks of the run; of the rollouts' coherence the worst."""
+        order = list(Level)
+        worst = max(self.examinations, key=lambda found: order.index(found.level), default=None)
+        return [*self.checks, *([] if worst is None else [worst.check])]
 
     def scored(self, batch: RolloutBatch, old_T: np.ndarray, ref_T: np.ndarray | None) -> None:
         self._row |= log_prob_metrics(batch, old_T, ref_T)

@@ -102,6 +102,18 @@ class RayEngines:
         urls = gather(refs, self.config.cluster.start_timeout_seconds, "serving the OpenAI API")
         return [urls[e.name] for e in self.engines]
 
+    def held(self) -> dict[str, WeightManifest]:
+        """By engine, the digests of the weights that it holds. UsageError where no worker holds whole tensors."""
+        return self._ask("held", "reading back the weights")
+
+    def changed_buffers(self) -> dict[str, list[list[str]]]:
+        """By engine and rank, the buffers that are not what they were when it started."""
+        return self._ask("changed_buffers", "reading back the buffers")
+
+    def _ask(self, method: str, what: str) -> dict[str, Any]:
+        refs = {e.name: e.actor.call.remote(method) for e in self.engines}
+        return gather(refs, self.config.weights.timeout_seconds, what)
+
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
         """End the engines in order, so that they leave nothing behind; the session ends what does not answer."""
         gather({e.name: e.actor.call.remote("shutdown") for e in self.engines}, timeout_seconds, "ending the engines")

@@ -19,6 +19,7 @@ from vime.metrics import JsonlSink, Metrics, Sink, TensorBoardSink, WandbSink
 from vime.observe import Observer
 from vime.run_folder import RunFolder
 from vime.runs.parts import started
+from vime.runs.planted import planted
 from vime.runs.result import RunResult, summarize
 
 
@@ -46,6 +47,8 @@ def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = N
         folder.begin(loaded, resume is not None)
         stack.enter_context(console)
         stack.enter_context(_ends_in_order())
+        loaded = stack.enter_context(planted(loaded, folder.path, console))
+        config = loaded.config
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
         with started(loaded, observer) as parts:

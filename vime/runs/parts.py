@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vime.align.examine import Examiner
+from vime.align.planting import foreign_template
 from vime.backends.vllm.remote import RemoteEngines
 from vime.cluster import colocated
 from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
@@ -45,6 +47,7 @@ from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
 
 logger = logging.getLogger(__name__)
+WRONG_TEMPLATE = "wrong-chat-template"
 
 
 @contextmanager
@@ -166,6 +169,8 @@ def _read_prompts(config: Config) -> Prompts | None:
     if not config.needs_engines:
         return None
     tokenizer = load_tokenizer(config.model.path)
+    if WRONG_TEMPLATE in config.debug.inject:
+        tokenizer.chat_template = foreign_template(tokenizer.chat_template)
     options: dict[str, Any] = {
         "seed": config.run.seed,
         "context_len": config.rollout.max_context_len or load_spec(config.model.path).max_position_embeddings,
@@ -191,6 +196,7 @@ def _rollouts(
         digest = tokenizer_digest(load_tokenizer(config.model.path))
         return RecordedRollouts(config.debug.load_rollout_data, tokenizer_digest=digest), None
     introduce_prompts(observer.progress, prompts)
+    observer.examine = _examiner(config, prompts, engines, infos[0])
     import_paths = [str(loaded.base_dir)]
     reward = stack.enter_context(RewardPool(config.reward, import_paths))
     header = with_servers(_header(config, prompts.tokenizer, infos[0]), infos)
@@ -209,6 +215,18 @@ def _rollouts(
         asked = {name: s.take(min(len(s), limits[name] or len(s))) for name, s in prompts.evaluation.items()}
         evaluation = partial(evaluate, config, asked, engines.engines, reward, **shared)
     return rollouts, evaluation
+
+
+def _examiner(config: Config, prompts: Prompts, engines: RayEngines | RemoteEngines, info: dict[str, Any]) -> Examiner:
+    """Judges every rollout by the model's own chat template, whatever the prompts were rendered with."""
+    is_foreign = WRONG_TEMPLATE in config.debug.inject
+    return Examiner(
+        config,
+        load_tokenizer(config.model.path) if is_foreign else prompts.tokenizer,
+        engines=engines if isinstance(engines, RayEngines) else None,
+        stop_ids=tuple(info["stop_token_ids"]),
+        log_probs_mode=info.get("log_probs_mode", "processed_logprobs"),
+    )
 
 
 @dataclass

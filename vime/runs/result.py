@@ -47,6 +47,7 @@ class RunResult:
     files: dict[str, str] = field(default_factory=dict)
     summary: RolloutSummary | None = None
     comparisons: list[Compared] = field(default_factory=list)
+    coherence: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failed_checks(self) -> list[CheckResult]:
@@ -82,6 +83,7 @@ class RunResult:
             "examples": [vars(e) for e in self.examples],
             "checks": [{"name": c.name, "verdict": str(c.verdict), "measured": c.measured} for c in self.checks],
             "comparisons": [found.as_dict() for found in self.comparisons],
+            "coherence": self.coherence,
             "files": self.files,
         }
 
@@ -108,10 +110,11 @@ def summarize(
         rewards=observer.rewards,
         evaluations=observer.evaluations,
         examples=_examples(observer.first_evaluation, observer.last_evaluation),
-        checks=[*observer.checks, *(found.check for found in comparisons)],
+        checks=[*observer.verdicts(), *(found.check for found in comparisons)],
         files=files,
         summary=observer.summary if observer.summary.parts else None,
         comparisons=list(comparisons),
+        coherence=[found.as_dict() for found in observer.examinations],
     )
 
 
