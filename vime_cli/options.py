@@ -43,12 +43,13 @@ _KEY_VALUE = re.compile(r"[\w-]+(\.[\w-]+)*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of vime: what to do, with which settings, and what to print."""
+    """One call of vime: what to do, with which settings, and what to print. ``start``: the first rollout to do."""
 
     command: str
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
     resume: str | None = None
+    start: int = 0
     is_print_config: bool = False
     is_dry_run: bool = False
     as_json: bool = False

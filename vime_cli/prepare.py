@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from vime.log import Progress
 
 
-def prepare(call: Call) -> Loaded:
+def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded:
     """The configuration, free of problems. Ends the command after --print-config and --dry-run.
 
-    Raises ConfigError with all problems of the configuration and of what it names.
+    Raises ConfigError with all problems of the configuration and of what it names, and what ``and_check`` raises.
     """
     from vime.config.load import read
     from vime.log import setup_logging
@@ -27,9 +28,10 @@ def prepare(call: Call) -> Loaded:
     loaded = read(call.files, call.overrides)
     if call.is_print_config:
         print_config(call, loaded)
-    found = preflight(loaded, call.command, resume=call.resume, is_dry_run=call.is_dry_run)
+    found = preflight(loaded, call.command, resume=call.resume, start=call.start, is_dry_run=call.is_dry_run)
     output.warn(found.warnings)
     found.raise_problems()
+    and_check(loaded)
     if call.is_dry_run:
         output.dry_run(found, call.as_json)
         raise typer.Exit

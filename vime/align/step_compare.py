@@ -107,6 +107,8 @@ def token_row(pair: Pair, quantity: str, limit: float) -> Row:
         if len(over)
     )
     measured = f"max {numbers['max']:.2g}, p99 {numbers['p99']:.2g}, mean {numbers['mean']:.2g}"
+    if not numbers["max"]:
+        measured = f"equal, {len(used_T)} tokens"
     if len(over):
         measured += f"; {len(over)} of {len(used_T)} tokens over"
     return Row(
@@ -189,6 +191,18 @@ def number_row(pair: Pair, quantity: str, limit: float) -> Row:
 
 Holders = Callable[[str], str]
 """Name of a tensor -> which ranks hold it."""
+
+
+def weights_before_row(rollout_id: int, gaps: Sequence[TensorGap], holders: Holders, known: Sequence[str] = ()) -> Row:
+    """Weights as loaded: equal in every layout, nothing was computed yet. ``known``: what explains a difference."""
+    wrong = [gap for gap in gaps if gap.distance]
+    measured = f"{len(gaps) - len(wrong)} of {len(gaps)} tensors equal"
+    where = f"{wrong[0].name} ({holders(wrong[0].name)})" if wrong else ""
+    lines = (*known, *(f"{gap.name}: relative L2 {gap.relative_l2:.2g}" for gap in wrong[:SHOWN]))
+    if known:
+        where += f": {known[0].partition(': ')[2]}"
+    numbers = {"different": len(wrong)}
+    return Row(rollout_id, "weights before", _verdict(wrong), measured, "bitwise", where, lines, numbers)
 
 
 def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holders: Holders, note: str = "") -> Row:

@@ -46,32 +46,37 @@ class Preflight:
         self.warnings += [w for w in warnings if w not in self.warnings]
 
 
-def preflight(loaded: Loaded, command: str, *, resume: str | None = None, is_dry_run: bool = False) -> Preflight:
+def preflight(
+    loaded: Loaded, command: str, *, resume: str | None = None, start: int = 0, is_dry_run: bool = False
+) -> Preflight:
     """Check ``loaded`` for ``command`` ("train", "rollout", "replay"). Starts nothing and loads no library.
 
-    In a dry run libraries that are not installed are a warning, otherwise a problem.
+    ``start`` is the first rollout to do where nothing is resumed. In a dry run libraries that are not installed are a
+    warning, otherwise a problem.
     """
     found = Preflight(list(loaded.problems), list(loaded.warnings))
     found.hint = PRINT_CONFIG_HINT if loaded.problems else None
     found.add(*check.native_names(loaded))
     spec, problems = check.model(loaded, "model.path")
     found.add(problems)
-    _inputs(found, loaded, resume)
+    _inputs(found, loaded, resume, start)
     found.add(check.run_folder(loaded, resume), check.resume_changes(loaded, resume) if resume else ())
     _packages(found, loaded, command, is_dry_run)
     if spec is not None:
         _model_rules(found, loaded, spec)
     found.facts = check.facts(loaded, spec)
+    if loaded.config.debug.load_rollout_data:
+        found.facts["records"] += f": {check.records_used(loaded.config, start)}"
     if loaded.config.needs_trainer and not loaded.config.debug.load_rollout_data:
         found.facts["batch"] = batch_arithmetic(loaded.config)
     return found
 
 
-def _inputs(found: Preflight, loaded: Loaded, resume: str | None) -> None:
+def _inputs(found: Preflight, loaded: Loaded, resume: str | None, start: int) -> None:
     """Tokenizer, prompt files, reward, records."""
     c = loaded.config
     done = RunFolder(Path(resume)).checkpoints() if resume else []
-    start = num_rollouts_of(done[-1]) if done else 0
+    start = num_rollouts_of(done[-1]) if done else start
     if c.needs_engines:
         found.add(check.chat_template(loaded))
         found.add(check.reward_function(loaded))

@@ -36,16 +36,19 @@ class Against:
     is_asked: bool = True
 
 
-def against(loaded: Loaded, files: Sequence[Path], overrides: Sequence[str], vs: str | None, repeat: int) -> Against:
-    """``--vs`` and ``--repeat`` (1: not given) of the replay ``loaded``, which was read from ``files`` and ``overrides``.
+def against(
+    loaded: Loaded, files: Sequence[Path], overrides: Sequence[str], vs: str | None, repeat: int | None
+) -> Against | None:
+    """``--vs`` and ``--repeat`` of a replay, ``loaded`` from ``files`` and ``overrides``.
 
-    Raises UsageError or ConfigError with what is wrong with them, and for a planted fault that nothing would catch.
+    None: nothing is asked for, and there is no training record to compare with. Raises UsageError or ConfigError with
+    what is wrong, and for a planted fault that nothing would catch.
     """
-    if repeat < 1 or (repeat > 1 and vs is not None):
-        why = "is no number of runs" if repeat < 1 else f"compares the replay with itself, not with --vs {vs}"
+    if repeat is not None and (repeat < 2 or vs is not None):
+        why = "must be >= 2" if repeat < 2 else f"compares the replay with itself, not with --vs {vs}"
         raise UsageError(f"--repeat {repeat}: {why}", "--repeat 2 runs the replay twice; --vs LAYOUT|RECORD once each")
     _check_faults(loaded)
-    if repeat > 1:
+    if repeat is not None:
         same = read(files, [*overrides, *_QUIET])
         return Against(f"itself, {repeat} runs", (same,) * (repeat - 1))
     if vs is None or vs.lower() == RECORD:
@@ -79,17 +82,19 @@ def _value(value: object) -> str:
     return "none" if value is None else str(value).lower()
 
 
-def _record(loaded: Loaded, is_asked: bool) -> Against:
-    template = loaded.config.debug.load_rollout_data
+def _record(loaded: Loaded, is_asked: bool) -> Against | None:
+    template, faults = loaded.config.debug.load_rollout_data, loaded.config.debug.inject
     assert template is not None
     beside = training_template(template)
-    existing = list_ids(beside)
-    if is_asked and not existing and not Path(beside).is_file():
+    if list_ids(beside) or Path(beside).is_file():
+        return Against("the recorded run", is_asked=is_asked or bool(faults))
+    if is_asked or faults:
+        what = "--vs RECORD" if is_asked else f"--inject {faults[0]} without --vs"
         raise UsageError(
-            f"--vs RECORD: there is no training record {beside}",
+            f"{what}: there is no training record {beside}",
             "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none",
         )
-    return Against("the recorded run", is_asked=is_asked)
+    return None
 
 
 def _check_faults(loaded: Loaded) -> None:

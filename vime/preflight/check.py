@@ -10,6 +10,7 @@ from vime.config import native
 from vime.config.load import Loaded, read, value_of
 from vime.config.message import UNSET, Finding, short
 from vime.config.names import field_of, paths_of
+from vime.config.schema import Config
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
@@ -162,7 +163,7 @@ def generate_function(loaded: Loaded) -> Iterator[str]:
 
 def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
     """Records that would be written over, and records that are to be read and are not there."""
-    from vime.record import check_template, missing_problem
+    from vime.record import check_template, missing_problem, training_template
 
     c = loaded.config
     save, load = c.debug.save_rollout_data, c.debug.load_rollout_data
@@ -171,12 +172,25 @@ def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
         problem = _cannot_create(Path(save).parent)
         yield from [loaded.line(Finding("debug.save_rollout_data", problem))] if problem else []
         found = check_template(save, len(ids), first_rollout_id=first_rollout_id, overwrite=c.run.overwrite)
+        if c.needs_trainer and not found:
+            beside = training_template(save)
+            found = check_template(beside, len(ids), first_rollout_id=first_rollout_id, overwrite=c.run.overwrite)
         yield from (loaded.line(Finding("debug.save_rollout_data", text)) for text in found[:5])
         if len(found) > 5:
             yield loaded.line(Finding("debug.save_rollout_data", f"and {len(found) - 5} more files exist already"))
     if load is not None and not _has_line(loaded, "debug.load_rollout_data"):
         problem = missing_problem(load, ids)
         yield from [loaded.line(Finding("debug.load_rollout_data", problem))] if problem else []
+
+
+def records_used(config: Config, start: int) -> str:
+    """Which of the recorded rollouts are trained on, so that one sees what is left out."""
+    from vime.record import list_ids
+
+    assert config.debug.load_rollout_data is not None
+    used, existing = range(start, config.run.num_rollouts), list_ids(config.debug.load_rollout_data)
+    span = f"rollouts {used.start}-{used.stop - 1}" if len(used) > 1 else f"rollout {start}"
+    return f"{span}, {len(used)} of the {max(len(existing), 1)} recorded"
 
 
 def run_folder(loaded: Loaded, resume: str | None) -> Iterator[str]:
@@ -273,6 +287,8 @@ def facts(loaded: Loaded, spec: ModelSpec | None) -> dict[str, str]:
     if c.needs_engines:
         found["prompts"] = ", ".join(c.data.prompts or c.eval.prompts)
         own = f"{c.rollout.num_engines} x tensor-parallel {c.rollout.engine_tp}"
+        for name, evaluation in c.evaluation_sets.items():
+            found["evaluation" if name == "eval" else f"evaluation of {name}"] = ", ".join(evaluation.prompts)
         found["engines"] = ", ".join(c.rollout.engines) or own
     if c.debug.load_rollout_data:
         found["records"] = c.debug.load_rollout_data

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from vime.record.template import check_template, list_ids, missing_problem, parse_ids, template_path
+from vime.record.template import check_template, list_ids, missing_problem, parse_ids, template_path, training_template
 
 # These need numpy, which checking a template does not: a light install has none.
 _LATER = {
@@ -24,6 +24,7 @@ __all__ = [
     "parse_ids",
     "read",
     "template_path",
+    "training_template",
     "write",
 ]
 

@@ -22,6 +22,14 @@ def template_path(template: str, rollout_id: int) -> Path:
     return Path(template.format(rollout_id=rollout_id))
 
 
+def training_template(template: str) -> str:
+    """Name of the training record beside a record: data_{rollout_id}.pt -> data_{rollout_id}.train.pt."""
+    stem, dot, suffix = template.rpartition(".")
+    if dot and not set("}/") & set(suffix):
+        return f"{stem}.train.{suffix}"
+    return f"{template}.train"
+
+
 def check_template(
     template: str, num_rollouts: int, *, first_rollout_id: int = 0, overwrite: bool = False
 ) -> list[str]:

@@ -84,14 +84,6 @@ class TrainingRecord:
     weights: dict[str, str] = field(default_factory=dict)
 
 
-def training_template(template: str) -> str:
-    """Name of the training record beside a record: data_{rollout_id}.pt -> data_{rollout_id}.train.pt."""
-    stem, dot, suffix = template.rpartition(".")
-    if dot and not set("}/") & set(suffix):
-        return f"{stem}.train.{suffix}"
-    return f"{template}.train"
-
-
 def rollout_digest(batch: RolloutBatch) -> str:
     """blake2b-128, hex, of what a rollout gives to its training: offsets, tokens, mask, rewards."""
     digest = hashlib.blake2b(digest_size=16)
