@@ -98,6 +98,8 @@ def result(found: Any, as_json: bool) -> None:
             _summary(found.summary)
         if examples := found.example_rows():
             table("answers", ("prompt", "label", "before", "after"), examples)
+        for comparison in found.comparisons:
+            _comparison(comparison)
         table("result", ("", ""), found.rows(), has_header=False)
     if failed := found.failed_checks:
         lines = [f"check failed: {check.name}: {check.measured}" for check in failed]
@@ -106,17 +108,31 @@ def result(found: Any, as_json: bool) -> None:
 
 def _summary(found: Any) -> None:
     """Rollouts that were only generated: one row each, a histogram of the rewards, and what they come to."""
-    from vime.rollout.summary import ROLLOUT_COLUMNS
+    from vime.rollout.summary import ROLLOUT_COLUMNS, ROLLOUT_LEGEND
 
     rollouts = found.rollout_rows()
     if len(rollouts) > 1:
         skipped = len(rollouts) - NUM_ROLLOUTS
         title = "rollouts" if skipped <= 0 else f"rollouts, the last {NUM_ROLLOUTS} of {len(rollouts)} (all: --json)"
-        table(title, ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
+        table(f"{title}; {ROLLOUT_LEGEND}", ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
     if bins := found.histogram_rows():
         rows = [(value, n, f"{share:.0%}", bar(share)) for value, n, share in bins]
         table("rewards", ("reward", "samples", "share", ""), rows)
     table("statistics", ("", ""), found.rows(), has_header=False)
+
+
+def _comparison(found: Any) -> None:
+    """Two runs on the same rollouts, quantity by quantity, and where they part."""
+    columns = ("rollout", "quantity", "verdict", "measured", "limit", "where")
+    table(found.title, columns, found.table_rows())
+    for note in found.notes:
+        print(note)
+    if found.is_failed:
+        print(found.check.measured)
+        for line in found.check.evidence:
+            print(f"  {line}")
+        print(f"  likely: {found.check.cause}")
+    print()
 
 
 def bar(share: float) -> str:
@@ -162,7 +178,7 @@ def report(parts: Sequence[Any]) -> None:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str))
     text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-    if is_terminal() and text.count("\n") >= console.height:
+    if is_terminal() and os.environ.get("TERM") != "dumb" and text.count("\n") >= shutil.get_terminal_size().lines:
         _page(text)
     else:
         _write(text)

@@ -17,10 +17,20 @@ from vime.errors import VimeError
 from vime.log import Progress
 from vime.metrics import JsonlSink, Metrics, Sink, TensorBoardSink, WandbSink
 from vime.observe import Observer
+from vime.preflight.against import Against
+from vime.preflight.check import records_used
 from vime.run_folder import RunFolder
+from vime.runs.compare import FOLDER, Comparison
 from vime.runs.parts import started
 from vime.runs.planted import planted
 from vime.runs.result import RunResult, summarize
+from vime.types import CheckResult, Verdict
+
+NOT_COMPARED = CheckResult(
+    "replay against the recorded run",
+    Verdict.NOT_TESTED,
+    cause="there is no training record beside the records; --vs LAYOUT compares with another layout",
+)
 
 
 def train(*, loaded: Loaded, console: Progress, resume: str | None = None) -> RunResult:
@@ -33,12 +43,26 @@ def rollout(*, loaded: Loaded, console: Progress) -> RunResult:
     return _run("rollout", loaded, console)
 
 
-def replay(*, loaded: Loaded, console: Progress) -> RunResult:
-    """``vime replay``: train on recorded rollouts; vLLM is never loaded."""
-    return _run("replay", loaded, console)
+def replay(*, loaded: Loaded, console: Progress, start: int = 0, against: Against | None = None) -> RunResult:
+    """``vime replay``: train on recorded rollouts from ``start`` on, compare with ``against``; vLLM is never loaded."""
+    config = loaded.config
+    console.note(f"records: {records_used(config, start)}")
+    if against is None:
+        result = _run("replay", loaded, console, start=start)
+        return replace(result, checks=[*result.checks, NOT_COMPARED])
+    ids = range(start, config.run.num_rollouts)
+    comparison = Comparison(against, config, ids, Path(config.run_dir) / FOLDER, console)
+    return _run("replay", loaded, console, start=start, comparison=comparison)
 
 
-def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = None) -> RunResult:
+def _run(
+    command: str,
+    loaded: Loaded,
+    console: Progress,
+    resume: str | None = None,
+    start: int = 0,
+    comparison: Comparison | None = None,
+) -> RunResult:
     config = loaded.config
     folder = RunFolder(Path(config.run_dir))
     with ExitStack() as stack:
@@ -51,20 +75,27 @@ def _run(command: str, loaded: Loaded, console: Progress, resume: str | None = N
         config = loaded.config
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
+        if comparison is not None:
+            stack.enter_context(comparison.held())
+            comparison.run_references()
         with started(loaded, observer) as parts:
-            start = _restore(parts, checkpoint, observer)
+            parts = parts if comparison is None else comparison.watched(parts)
+            start = _restore(parts, checkpoint, observer, start)
             _forget_later_rows(metrics, start)
             loop.run(config, replace(parts, save=_saver(config, parts, folder)), observer, start)
             if config.checkpoint.export_hf and parts.trainer is not None:
                 with observer.phase("export"):
                     parts.trainer.export(str(folder.hf))
-    return summarize(command, config, folder, observer, start)
+        if comparison is not None:
+            comparison.judge()
+    outcomes = [] if comparison is None else comparison.outcomes
+    return summarize(command, config, folder, observer, start, outcomes)
 
 
-def _restore(parts: loop.Parts, checkpoint: Path | None, observer: Observer) -> int:
+def _restore(parts: loop.Parts, checkpoint: Path | None, observer: Observer, start: int = 0) -> int:
     """Load the checkpoint, if any; returns the first rollout to do and says where it came from (case T16)."""
     if checkpoint is None:
-        return 0
+        return start
     if parts.trainer is None:
         raise VimeError(f"--resume {checkpoint}: this run has no trainer to restore")
     with observer.phase("load"):

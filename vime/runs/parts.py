@@ -32,7 +32,8 @@ from vime.models import load_spec
 from vime.observe import Observer
 from vime.protocols import Rollouts
 from vime.record.recorded import RecordedRollouts
-from vime.record.training import training_template, write_training
+from vime.record.template import training_template
+from vime.record.training import write_training
 from vime.record.writer import RecordWriter
 from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
