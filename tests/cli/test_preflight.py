@@ -277,3 +277,10 @@ def test_memory_forecast_by_hand(inputs):
     per_token = 2 * 4 * 2 * 16 * 4  # k and v, layers, heads, head_dim, bytes
     assert engine.kv_cache == 256 * 2 * 128 * per_token  # sequences, blocks of one (64 tokens and a spare), tokens
     assert engine.total == engine.weights + engine.kv_cache
+
+
+def test_the_prompts_of_every_set_are_named(inputs):
+    sets = ["eval.prompts=['prompts.jsonl']", "eval.sets.hard.prompts=['prompts.jsonl@[0:4]']"]
+    facts = check(*sets).facts
+    assert facts["evaluation"].endswith("prompts.jsonl")
+    assert facts["evaluation of hard"].endswith("prompts.jsonl@[0:4]")

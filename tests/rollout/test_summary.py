@@ -64,7 +64,7 @@ def test_each_rollout_for_itself():
     assert [r["zero_spread_group_share"] for r in rollouts] == [0.5, 1.0]
     assert [r["prefix_cache"]["hit_share"] for r in rollouts] == [0.4, 0.0]
     rows = summed().rollout_rows()
-    assert rows[0] == ("0", "4", "0.750", "0.433", "50%", "3", "9.1", "10", "25%", "9")
+    assert rows[0] == ("0", "4", "0.750", "0.433", "50%", "3", "9", "10", "25%", "9")
     assert [len(row) for row in rows] == [len(ROLLOUT_COLUMNS)] * 2
 
 

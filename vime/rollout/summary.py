@@ -183,9 +183,8 @@ class RolloutSummary:
             }
 
 
-ROLLOUT_COLUMNS = (
-    "rollout", "samples", "reward", "std", "no spread", "response p50", "p95", "max", "truncated", "tokens/s",
-)  # fmt: skip
+ROLLOUT_COLUMNS = ("rollout", "samples", "reward", "std", "flat", "p50", "p95", "max", "cut", "tok/s")
+ROLLOUT_LEGEND = "flat: groups without spread; p50, p95, max: response length; cut: at the length limit"
 
 
 def histogram(rewards_N: np.ndarray) -> list[Bin]:
@@ -262,7 +261,7 @@ def _range(found: Bin, is_last: bool) -> str:
 def _reward(d: Mapping[str, Any], num_samples: int) -> str:
     if not d["num_scored"]:
         return "none: no sample has a reward"
-    text = f"mean {d['mean']:.3f}, std {d['std']:.3f}, min {d['min']:g}, max {d['max']:g}"
+    text = f"mean {d['mean']:.3f}, std {d['std']:.3f}, min {d['min']:.4g}, max {d['max']:.4g}"
     missing = num_samples - d["num_scored"]
     return f"{text}; {missing} of {num_samples} samples have none" if missing else text
 
@@ -301,7 +300,7 @@ def _rollout_row(rollout_id: int, d: Mapping[str, Any]) -> tuple[str, ...]:
         shown(d["reward"]["mean"], ".3f"),
         shown(d["reward"]["std"], ".3f"),
         shown(d["zero_spread_group_share"], ".0%"),
-        *(shown(lengths[name], "g") for name in ("p50", "p95", "max")),
+        *(shown(lengths[name], ".0f") for name in ("p50", "p95", "max")),
         shown(_ratio(d["status"]["truncated"], n), ".0%"),
         shown(d["tokens_per_second"], ",.0f"),
     )
