@@ -13,6 +13,7 @@ from vime.forecast import ForecastRow, forecast
 from vime.models import ModelSpec, layer_map
 from vime.preflight import check
 from vime.preflight.packages import install_line, is_installed, missing
+from vime.preflight.planted import faults
 from vime.run_folder import RunFolder, num_rollouts_of
 
 __all__ = ["Preflight", "preflight"]
@@ -57,6 +58,7 @@ def preflight(
     found = Preflight(list(loaded.problems), list(loaded.warnings))
     found.hint = PRINT_CONFIG_HINT if loaded.problems else None
     found.add(*check.native_names(loaded))
+    found.add(*faults(loaded, command))
     spec, problems = check.model(loaded, "model.path")
     found.add(problems)
     _inputs(found, loaded, resume, start)
