@@ -90,7 +90,8 @@ def load_plain(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from error
     except Exception as error:  # a damaged file can raise anything; the cause stays chained
-        raise UsageError(f"{path} is damaged and cannot be read ({type(error).__name__})") from error
+        what = one_line(f"{type(error).__name__}: {error}", 160)
+        raise UsageError(f"{path} is damaged and cannot be read ({what})") from error
 
 
 def _extent_problem(content: Any, limit: int) -> str | None:
