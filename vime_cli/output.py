@@ -101,6 +101,22 @@ def result(found: Any, as_json: bool) -> None:
         for comparison in found.comparisons:
             _comparison(comparison)
         table("result", ("", ""), found.rows(), has_header=False)
+    _raise_failed(found)
+
+
+def regenerated(found: Any, as_json: bool, limit: int = 10) -> None:
+    """Where answers part from their records, and the verdict. Raises CheckFailed if it is FAIL."""
+    if as_json:
+        _json(found.as_dict())
+    else:
+        if rows := found.departure_rows(limit):
+            title = f"first departures, with log-probs ({len(rows)} of {len(found.found.departures)})"
+            table(title, ("sample", "where", "recorded", "again"), rows)
+        table("result", ("", ""), found.rows(), has_header=False)
+    _raise_failed(found)
+
+
+def _raise_failed(found: Any) -> None:
     if failed := found.failed_checks:
         lines = [f"check failed: {check.name}: {check.measured}" for check in failed]
         raise CheckFailed("\n".join(lines), "the evidence and what to try stand above, where the check was made")
@@ -114,7 +130,7 @@ def _summary(found: Any) -> None:
     if len(rollouts) > 1:
         skipped = len(rollouts) - NUM_ROLLOUTS
         title = "rollouts" if skipped <= 0 else f"rollouts, the last {NUM_ROLLOUTS} of {len(rollouts)} (all: --json)"
-        table(f"{title}; {ROLLOUT_LEGEND}", ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
+        table(f"{title} {ROLLOUT_LEGEND}", ROLLOUT_COLUMNS, rollouts[-NUM_ROLLOUTS:])
     if bins := found.histogram_rows():
         rows = [(value, n, f"{share:.0%}", bar(share)) for value, n, share in bins]
         table("rewards", ("reward", "samples", "share", ""), rows)

@@ -184,7 +184,7 @@ class RolloutSummary:
 
 
 ROLLOUT_COLUMNS = ("rollout", "samples", "reward", "std", "flat", "p50", "p95", "max", "cut", "tok/s")
-ROLLOUT_LEGEND = "flat: groups without spread; p50, p95, max: response length; cut: at the length limit"
+ROLLOUT_LEGEND = "(p50 p95 max: response length; flat: no spread; cut: at the limit)"
 
 
 def histogram(rewards_N: np.ndarray) -> list[Bin]:
