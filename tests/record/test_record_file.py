@@ -1,8 +1,8 @@
 """The record file: what goes in comes out, and nothing damaged, foreign or hostile gets through."""
 
+import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -236,30 +236,40 @@ def test_describe_shows_plain_values_only(tmp_path):
     assert rows[1]["reward"] is None
 
 
-WRITE_FOR_EVER = """
-import sys, numpy as np
-sys.path.insert(0, "tests/record")
-from test_record_file import batch_of, sample
-from vime.record import write
-i = 0
-while True:
-    i += 1
-    write(sys.argv[1], batch_of(sample(tokens=[i] * 200_000), rollout_id=i), overwrite=True)
-    print(i, flush=True)
-"""
+def size_of(path):
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
-def test_killed_while_writing_leaves_a_whole_file(tmp_path):
-    path = tmp_path / "x.pt"
-    for delay in (0.001, 0.008):
-        process = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(path)], stdout=subprocess.PIPE)
-        process.stdout.readline()
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=20)
-        process.stdout.close()
-        batch = read(path)
-        assert (batch.token_ids_T == batch.rollout_id).all()
+def write_beside(path, batch):
+    with RecordWriter(str(path), overwrite=True) as writer:
+        writer.save(batch)
+
+
+def test_killed_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
+    """Twenty writers die by SIGKILL, each when a random part of its file is written; what they leave does no harm."""
+    path, temporary = tmp_path / "x.pt", tmp_path / ".x.pt.tmp"
+    batches = [batch_of(sample(tokens=np.full(1_000_000, i)), rollout_id=i) for i in range(21)]
+    write(path, batches[0])
+    size = path.stat().st_size
+    found = set()
+    for i, share in enumerate(np.random.default_rng(0).uniform(0, 1, 20), start=1):
+        before = read(path).rollout_id
+        if i % 2:  # else the writer finds what the one before left
+            temporary.unlink(missing_ok=True)
+        writer = multiprocessing.get_context("fork").Process(target=write_beside, args=(path, batches[i]))
+        writer.start()
+        while writer.is_alive() and size_of(temporary) <= share * size:
+            time.sleep(0)
+        writer.kill()
+        writer.join(timeout=20)
+        after = read(path)
+        assert after.rollout_id in (before, i)
+        assert (after.token_ids_T == after.rollout_id).all()
+        found |= {"new" if after.rollout_id == i else "old", *os.listdir(tmp_path)}
+    assert {"old", "x.pt", ".x.pt.tmp"} <= found
     write(path, batch_of(sample()), overwrite=True)
     assert os.listdir(tmp_path) == ["x.pt"]
 

@@ -74,6 +74,8 @@ def load_plain(path: Path) -> Any:
                 raise UsageError(f"{path} is cut short or not a rollout record (it has no readable zip directory)")
             file.seek(0)
             members = _members(file)
+        if "data.pkl" not in members:
+            raise UsageError(f"{path} is an archive without data.pkl, not a rollout record")
         pickled = members.pop("data.pkl").tobytes()
         if members.pop("byteorder", np.frombuffer(b"little", np.uint8)).tobytes() != b"little":
             raise UsageError(f"{path} was written on a big-endian machine")
