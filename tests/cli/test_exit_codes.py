@@ -51,6 +51,7 @@ class Result:
 
     failed_checks: ClassVar[list] = []
     summary = None
+    comparisons: ClassVar[list] = []
 
     def rows(self):
         return [("mean reward", "0.100 -> 0.900")]
