@@ -97,7 +97,11 @@ def token_row(pair: Pair, quantity: str, limit: float) -> Row:
         return Row(rollout_id, quantity, Verdict.SKIP, where="no trained token")
     gap = np.abs(a[used_T].astype(np.float64) - b[used_T].astype(np.float64))
     gap[~np.isfinite(gap)] = np.inf
-    numbers = {"max": float(gap.max()), "p99": float(np.quantile(gap, 0.99)), "mean": float(gap.mean())}
+    numbers = {
+        "max": float(gap.max()),
+        "p99": float(np.quantile(gap, 0.99, method="higher")),
+        "mean": float(gap.mean()),
+    }
     over = np.flatnonzero(gap > limit)
     at = used_T[over[0] if len(over) else gap.argmax()]
     where = f"{pair.token(int(at))}: {a[at]:.6g} -> {b[at]:.6g}" if numbers["max"] else ""

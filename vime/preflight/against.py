@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vime.align.faults import FAULTS, Place
-from vime.config.load import Loaded, read, value_of
+from vime.config.load import Loaded, read
 from vime.config.schema import Parallel
 from vime.errors import ConfigError, UsageError
 from vime.preflight import preflight
@@ -47,7 +46,6 @@ def against(
     if repeat is not None and (repeat < 2 or vs is not None):
         why = "must be >= 2" if repeat < 2 else f"compares the replay with itself, not with --vs {vs}"
         raise UsageError(f"--repeat {repeat}: {why}", "--repeat 2 runs the replay twice; --vs LAYOUT|RECORD once each")
-    _check_faults(loaded)
     if repeat is not None:
         same = read(files, [*overrides, *_QUIET])
         return Against(f"itself, {repeat} runs", (same,) * (repeat - 1))
@@ -95,17 +93,6 @@ def _record(loaded: Loaded, is_asked: bool) -> Against | None:
             "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none",
         )
     return None
-
-
-def _check_faults(loaded: Loaded) -> None:
-    """Faults of the trainer alone, and only in a layout that has what they break."""
-    known = [name for name, fault in FAULTS.items() if fault.place == Place.TRAINER]
-    for name in loaded.config.debug.inject:
-        if name not in known:
-            raise UsageError(f"--inject {name}: a replay can plant {', '.join(known)}")
-        path, _, least = FAULTS[name].needs.partition(" >= ")
-        if (have := value_of(loaded.config, path)) < int(least):
-            raise UsageError(f"--inject {name}: needs {path} >= {least}, it is {have}", f"add {path}={least}")
 
 
 def rollout_ids(template: str, text: str) -> range:

@@ -242,19 +242,26 @@ class Judge:
     def _weights_before(self, pair: Pair) -> Row:
         start = self.ids.start
         if isinstance(self.reference, Trail):
-            ours, theirs = Shards(self.reference.weights(start)), Shards(self.candidate.weights(start))
-            gaps, lines = [], []
-            for name in ours.names():
-                a, b = numbers_of(ours, name), numbers_of(theirs, name)
-                gaps.append(gap := tensor_gap(name, a, b))
-                dim = exchanged_shards(a, b, self.config.parallel.tp) if gap.distance else None
-                if dim is not None:
-                    lines.append(f"{name}: its {self.config.parallel.tp} shards are exchanged along dimension {dim}")
-            return weights_before_row(start, gaps, self.holders, lines)
-        before = {"all tensors": pair.reference.header.weights_before}
-        if not before["all tensors"]:
+            return self._tensors_before(self.reference)
+        ours, theirs = pair.reference.header.weights_before, pair.candidate.header.weights_before
+        if not ours:
             return Row(start, "weights before", Verdict.NOT_TESTED, where="the recorded run did not read its weights")
-        return digest_row(start, "weights before", before, {"all tensors": pair.candidate.header.weights_before}, str)
+        if ours == theirs:
+            return Row(start, "weights before", Verdict.PASS, "digest of all tensors equal", "bitwise")
+        text = "--vs LAYOUT names the tensor"
+        return Row(start, "weights before", Verdict.FAIL, "digest of all tensors differs", "bitwise", text)
+
+    def _tensors_before(self, reference: Trail) -> Row:
+        start, tp = self.ids.start, self.config.parallel.tp
+        ours, theirs = Shards(reference.weights(start)), Shards(self.candidate.weights(start))
+        gaps, lines = [], []
+        for name in ours.names():
+            a, b = numbers_of(ours, name), numbers_of(theirs, name)
+            gaps.append(gap := tensor_gap(name, a, b))
+            dim = exchanged_shards(a, b, tp) if gap.distance else None
+            if dim is not None:
+                lines.append(f"{name}: its {tp} shards are exchanged along dimension {dim}")
+        return weights_before_row(start, gaps, self.holders, lines)
 
     def _gradients(self, pair: Pair) -> list[Row]:
         rollout_id = pair.batch.rollout_id
@@ -304,14 +311,14 @@ def verdict_of(title: str, rows: list[Row]) -> CheckResult:
     """One verdict for all rows: the first mismatch where there is one."""
     found = first_mismatch(rows)
     if found is not None:
-        evidence = (found.where, *found.evidence) if found.evidence[:1] != (found.where,) else found.evidence
+        place = f"; {found.where}" if found.where else ""
+        later = [r for r in rows if r.verdict == Verdict.FAIL and r.rollout_id == found.rollout_id and r is not found]
         return CheckResult(
             title,
             Verdict.FAIL,
-            f"first mismatch: rollout {found.rollout_id}, {found.quantity}: {found.measured}"
-            + (f"; {found.where}" if found.where else ""),
+            f"first mismatch: rollout {found.rollout_id}, {found.quantity}: {found.measured}{place}",
             found.limit,
-            evidence,
+            (*found.evidence, *(f"then {row.quantity}: {row.measured}; {row.where}" for row in later)),
             CAUSES[found.quantity],
             "--repeat 2 tells whether the candidate is deterministic at all",
         )
