@@ -248,7 +248,7 @@ def cause_of(case: Case, state: EngineState | None) -> tuple[str, str, tuple[str
 
 
 def _weights_cause(state: EngineState) -> tuple[str, str, tuple[str, ...]]:
-    evidence = tuple(str(d) for d in state.differences[:3])
+    evidence = (*map(str, state.differences[:3]), *(f"changed: {name}" for name in state.lost_buffers[:3]))
     count = f"{state.num_wrong} of {state.num_tensors} tensors are not the checkpoint's"
     if state.num_wrong == state.num_tensors:
         return (

@@ -82,7 +82,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def embedding_rows(folder: str, ids: Sequence[int]) -> dict[int, torch.Tensor] | None:
-    """Rows float32 [H] of the input embedding by id; -1 is the mean of all rows. None where no file has it."""
+    """Rows float32 [H] of the input embedding by id; -1 is the mean of all others. None where no file has it."""
     from pathlib import Path
 
     import torch
@@ -96,13 +96,14 @@ def embedding_rows(folder: str, ids: Sequence[int]) -> dict[int, torch.Tensor] |
                     size = part.get_shape()[0]
                     rows = {i: part[i : i + 1][0].float() for i in ids if i < size}
                     sums = [part[a : a + 8192].sum(0, dtype=torch.float32) for a in range(0, size, 8192)]
-                    return rows | {-1: torch.stack(sums).sum(0) / size}
+                    others = torch.stack(sums).sum(0) - sum(rows.values())
+                    return rows | {-1: others / max(1, size - len(rows))}
     return None
 
 
 def _untrained(own: dict[str, int], special: dict[str, int], rows: dict[int, torch.Tensor]) -> Iterable[str]:
     """Fresh rows are all drawn at one place, or are zero; every step of a training moves each its own way."""
-    names = {i: token for token, i in special.items()} | {-1: "the mean of all rows"}
+    names = {i: token for token, i in special.items()} | {-1: "the mean of all others"}
     for token, i in own.items():
         if i not in rows:
             continue
