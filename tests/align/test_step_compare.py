@@ -20,7 +20,7 @@ from vime.align.tensors import exchanged_shards, ratio, tensor_gap
 from vime.record.training import TrainingHeader, TrainingRecord, TrainingStep
 from vime.types import RolloutBatch, Verdict
 
-LIMITS = Limits(1e-5, 1e-5, 1e-5, 1e-4, 1e-2, "float32 rounding")
+LIMITS = Limits(1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-2, 2.0**-23, "float32 rounding")
 SHARES = np.array([0.5, -0.25, 0.125, -0.375])
 
 
@@ -190,6 +190,13 @@ def test_updated_weights_are_measured_against_the_step():
     assert row.numbers["max share of the step"] == pytest.approx(2.0, rel=1e-3)
 
 
+def test_an_update_too_small_for_the_type_is_no_step_to_measure_against():
+    """bfloat16 has no number between 1 and 1.0078125: one side stays, the other rounds up."""
+    gaps = [gap("norm", [1.0] * 9, [1.0] * 8 + [1.0078125], before=[1.0] * 9)]
+    assert weight_row(0, gaps, limits("bfloat16", 4, 0, is_same=False), holders).verdict == Verdict.PASS
+    assert weight_row(0, gaps, LIMITS, holders).verdict == Verdict.FAIL
+
+
 def test_exchanged_shards_are_recognised():
     whole = np.arange(12, dtype=np.float32).reshape(4, 3)
     rows = np.concatenate([whole[2:], whole[:2]])
@@ -215,4 +222,5 @@ def test_limits_widen_with_the_type_and_after_the_first_step_but_never_where_all
     assert first.log_probs == 1e-5
     assert first.log_probs < later.log_probs < wide.log_probs
     assert first.gradients < later.gradients < wide.gradients
+    assert first.ref_log_probs == later.ref_log_probs == 1e-5
     assert first.reason != later.reason

@@ -71,7 +71,7 @@ def compare_records(pair: Pair) -> list[Row]:
     """Every quantity that training records hold, in order: all of ``ORDER`` but weights and gradients."""
     rows = [
         token_row(pair, "log_probs", pair.limits.log_probs),
-        token_row(pair, "ref_log_probs", pair.limits.log_probs),
+        token_row(pair, "ref_log_probs", pair.limits.ref_log_probs),
         token_row(pair, "advantages", 0.0),
     ]
     ours, theirs = len(pair.reference.steps), len(pair.candidate.steps)
@@ -221,13 +221,15 @@ def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, hol
     cosine = min(gap.cosine for gap in gaps)
     measured = f"relative L2 {sizes[worst.name]:.2g}, cosine {cosine:.9g}"
     measured += f"; {len(over)} of {len(gaps)} tensors over" if over else f" over {len(gaps)} tensors"
+    if not worst.distance:
+        measured = f"equal, {len(gaps)} tensors"
     lines = tuple(
         f"{gap.name} ({holders(gap.name)}): relative L2 {gap.relative_l2:.2g}, cosine {gap.cosine:.6g}, "
         f"max |difference| {gap.max_abs:.2g}"
         for gap in ordered[:SHOWN]
         if gap.distance
     )
-    where = f"{worst.name} ({holders(worst.name)}){note}" if worst.distance else note.strip(", ")
+    where = f"{worst.name} ({holders(worst.name)}){note}" if worst.distance else note.strip("; ")
     numbers = {"max relative L2": sizes[worst.name], "min cosine": cosine, "over": len(over), "tensors": len(gaps)}
     limit = _limit(limits.gradients, "relative L2")
     return Row(rollout_id, "gradients", _verdict(over), measured, limit, where, lines if over else (), numbers)
@@ -235,7 +237,7 @@ def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, hol
 
 def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holders: Holders) -> Row:
     """The updated weights: how far apart, against how far the step moved them."""
-    sizes = {gap.name: ratio(gap.distance, gap.change) for gap in gaps}
+    sizes = {gap.name: ratio(gap.distance, max(gap.change, limits.resolution * gap.norm)) for gap in gaps}
     ordered = sorted(gaps, key=lambda gap: (-sizes[gap.name], gap.name))
     if not gaps:
         return Row(rollout_id, "weights", Verdict.NOT_TESTED, where="there are none")
@@ -247,6 +249,8 @@ def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holde
     )
     if over:
         measured += f"; {len(over)} of {len(gaps)} tensors over"
+    elif not worst.distance:
+        measured = f"equal, {len(gaps)} tensors"
     lines = tuple(
         f"{gap.name} ({holders(gap.name)}): {sizes[gap.name]:.2g} of its step, relative L2 {gap.relative_l2:.2g}"
         for gap in ordered[:SHOWN]

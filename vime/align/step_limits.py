@@ -14,19 +14,23 @@ FLOOR = 1e-2
 class Limits:
     """Largest differences within which two runs count as the same. 0.0 everywhere: bitwise.
 
-    log_probs  largest |difference| of a token, nats
+    log_probs  largest |difference| of a token, nats; of the reference model, which nothing trains: ref_log_probs
     loss       of a step and of each sample's share, relative to the sum of |shares|: the shares themselves cancel
     grad_norm  relative
     gradients  relative L2 of each tensor, or relative to ``FLOOR`` of the whole gradient where that is larger
-    weights    of each tensor, L2 distance relative to the length of the step that the tensor took
+    weights    of each tensor, L2 distance relative to the length of the step that the tensor took, or to ``resolution``
+               of the tensor where that is larger
+    resolution one step between two numbers of the type: what a smaller update is rounded to
     reason     why not bitwise
     """
 
     log_probs: float = 0.0
+    ref_log_probs: float = 0.0
     loss: float = 0.0
     grad_norm: float = 0.0
     gradients: float = 0.0
     weights: float = 0.0
+    resolution: float = 0.0
     reason: str = ""
 
     @property
@@ -34,23 +38,26 @@ class Limits:
         return not self.reason
 
 
-LATER = 10.0
+LATER = {"float32": 10.0, "bfloat16": 2.0}
 """How much wider after the first optimizer step: Adam's first steps have the size of the learning rate however small a
 gradient is, so that rounding decides over the elements whose gradient is nothing but rounding."""
+RESOLUTION = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
 
 
 def limits(dtype: str, num_layers: int, num_steps_before: int, is_same: bool) -> Limits:
     """``is_same``: one layout, one set of libraries. ``num_steps_before``: steps since the weights were equal.
 
-    Measured, float32, 4 layers, lr 1e-3 (large): log-probs 1.4e-6 before the first step and 5e-6 after it, gradients
-    1.4e-6 and 7e-6, weights 3e-4 of the step and 6e-4 after four. A wrong shard, sample or scale shows as 1e-1 or more.
+    Measured, 4 layers, lr 1e-3 (large), tp 2 against 1, before the first step and after it: log-probs 1.4e-6 and 5e-6,
+    gradients 1.4e-6 and 7e-6, weights 3e-4 of the step and 6e-4 after four; in bfloat16 0.02 and 0.03, 0.03 and 0.04,
+    0.2 and 0.5. A wrong shard, sample or scale shows as 0.1 or more.
     """
     if is_same:
         return Limits()
     reason = f"{dtype} rounding, sums in another order"
-    first = (engine_limit(dtype, num_layers), 1e-5, 1e-5, 1e-4, 1e-2)
-    if dtype == "bfloat16":
-        first = (engine_limit(dtype, num_layers), 2e-2, 2e-2, 1e-1, 5e-1)
-    if not num_steps_before:
-        return Limits(*first, reason=reason)
-    return Limits(*(LATER * size for size in first), reason=f"{reason}; x {LATER:g} after an optimizer step (Adam)")
+    log_probs = engine_limit(dtype, num_layers)
+    sizes = [log_probs, 2e-2, 2e-2, 1e-1, 5e-1] if dtype == "bfloat16" else [log_probs, 1e-5, 1e-5, 1e-4, 1e-2]
+    if num_steps_before:
+        sizes = [LATER[dtype] * size for size in sizes]
+        reason += f"; x {LATER[dtype]:g} after an optimizer step (Adam)"
+    first, *others = sizes
+    return Limits(first, log_probs, *others, RESOLUTION[dtype], reason)
