@@ -54,10 +54,18 @@ def limits(dtype: str, num_layers: int, num_steps_before: int, is_same: bool) ->
     if is_same:
         return Limits()
     reason = f"{dtype} rounding, sums in another order"
-    log_probs = engine_limit(dtype, num_layers)
-    sizes = [log_probs, 2e-2, 2e-2, 1e-1, 5e-1] if dtype == "bfloat16" else [log_probs, 1e-5, 1e-5, 1e-4, 1e-2]
+    wide = LATER[dtype] if num_steps_before else 1.0
     if num_steps_before:
-        sizes = [LATER[dtype] * size for size in sizes]
-        reason += f"; x {LATER[dtype]:g} after an optimizer step (Adam)"
-    first, *others = sizes
-    return Limits(first, log_probs, *others, RESOLUTION[dtype], reason)
+        reason += f"; x {wide:g} after an optimizer step (Adam)"
+    log_probs = engine_limit(dtype, num_layers)
+    loss, gradients, weights = (2e-2, 1e-1, 5e-1) if dtype == "bfloat16" else (1e-5, 1e-4, 1e-2)
+    return Limits(
+        log_probs=wide * log_probs,
+        ref_log_probs=log_probs,
+        loss=wide * loss,
+        grad_norm=wide * loss,
+        gradients=wide * gradients,
+        weights=wide * weights,
+        resolution=RESOLUTION[dtype],
+        reason=reason,
+    )
