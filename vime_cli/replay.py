@@ -11,6 +11,8 @@ from vime_cli.comparison import Inject, Reference, Repeat, Vs, with_ids
 from vime_cli.inspection import Diff, Export, Inspect, Limit, OneSample, Out, Sort, View, Where
 from vime_cli.options import Arguments, AsJson, DryRun, PrintConfig, RayAddress, call
 from vime_cli.prepare import console, prepare
+from vime_cli.regenerate import COMMAND as REGENERATE
+from vime_cli.regenerate import Regenerate, regenerate_records
 
 Load = Annotated[
     str | None, typer.Option("--load", metavar="TEMPLATE", help="Saved rollouts, e.g. data_{rollout_id}.pt.")
@@ -29,6 +31,7 @@ def replay(
     vs: Vs = None,
     repeat: Repeat = None,
     inject: Inject = None,
+    regenerate: Regenerate = False,
     inspect: Inspect = None,
     where: Where = None,
     sort: Sort = None,
@@ -45,7 +48,7 @@ def replay(
     """Train on saved rollouts under any parallel layout, and compare (--vs, --repeat); or look (--inspect, --diff)."""
     view = View(inspect, diff, ids, where, sort, limit, sample, export, out, as_json)
     run_options = {"RUN.toml or settings": arguments, "--load": load, "--num-rollouts": num_rollouts}
-    run_options |= {"--vs": vs, "--repeat": repeat, "--inject": inject}
+    run_options |= {"--vs": vs, "--repeat": repeat, "--inject": inject, "--regenerate": regenerate}
     run_options |= {"--ray-address": ray_address, "--print-config": print_config, "--dry-run": dry_run}
     if view.is_asked(run_options):
         inspection.look(view)
@@ -58,6 +61,11 @@ def replay(
         "cluster.ray_address": ray_address,
     }
     printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}
+    if regenerate:
+        live = {"debug.rollout_only": True, "debug.inject": inject, "cluster.ray_address": ray_address}
+        others = {"--vs": vs, "--repeat": repeat, "--num-rollouts": num_rollouts}
+        regenerate_records(call(REGENERATE, arguments, live, **printed), load, ids, others)
+        return
     asked = with_ids(call("replay", arguments, options, **printed), ids, num_rollouts)
     reference = Reference(asked, vs, repeat)
     loaded = prepare(asked, reference.check)

@@ -13,7 +13,7 @@ from vime.forecast import ForecastRow, forecast
 from vime.models import ModelSpec, layer_map
 from vime.preflight import check
 from vime.preflight.packages import install_line, is_installed, missing
-from vime.preflight.planted import faults
+from vime.preflight.planted import REGENERATE, faults
 from vime.run_folder import RunFolder, num_rollouts_of
 
 __all__ = ["Preflight", "preflight"]
@@ -61,8 +61,9 @@ def preflight(
     found.add(*faults(loaded, command))
     spec, problems = check.model(loaded, "model.path")
     found.add(problems)
-    _inputs(found, loaded, resume, start)
-    found.add(check.run_folder(loaded, resume), check.resume_changes(loaded, resume) if resume else ())
+    if command != REGENERATE:  # prompts, reward and run folder are not used
+        _inputs(found, loaded, resume, start)
+        found.add(check.run_folder(loaded, resume), check.resume_changes(loaded, resume) if resume else ())
     _packages(found, loaded, command, is_dry_run)
     if spec is not None:
         _model_rules(found, loaded, spec)

@@ -12,6 +12,8 @@ from vime.config.message import Finding
 
 SURVIVES_A_SYNC = ("zero-rotary",)
 """Engine faults that no weight sync mends."""
+REGENERATE = "replay --regenerate"
+"""The command that asks engines what records hold."""
 AT_LEAST = re.compile(r"([\w.]+) >= (\d+)")
 
 
@@ -43,7 +45,7 @@ def _misplaced(loaded: Loaded, command: str, name: str, fault: Fault) -> Iterato
         elif c.needs_trainer and name not in SURVIVES_A_SYNC:
             yield f"{name} would be mended by the first weight sync of vime {command}; use vime rollout"
     elif fault.place == Place.PROMPTS:
-        if not c.needs_engines:
+        if not c.needs_engines or command == REGENERATE:
             yield f"{name} is planted in the rendering of prompts, and vime {command} reads none"
         elif not c.data.apply_chat_template:
             yield f"{name} needs data.apply_chat_template = true: no prompt is rendered"

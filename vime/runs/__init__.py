@@ -23,6 +23,8 @@ from vime.run_folder import RunFolder
 from vime.runs.compare import FOLDER, Comparison
 from vime.runs.parts import started
 from vime.runs.planted import planted
+from vime.runs.regenerate import Regenerated
+from vime.runs.regenerate import regenerate as ask_again
 from vime.runs.result import RunResult, summarize
 from vime.types import CheckResult, Verdict
 
@@ -53,6 +55,12 @@ def replay(*, loaded: Loaded, console: Progress, start: int = 0, against: Agains
     ids = range(start, config.run.num_rollouts)
     comparison = Comparison(against, config, ids, Path(config.run_dir) / FOLDER, console)
     return _run("replay", loaded, console, start=start, comparison=comparison)
+
+
+def regenerate(*, loaded: Loaded, console: Progress, template: str, ids: str | None = None) -> Regenerated:
+    """``vime replay --regenerate``: the records' prompts and seeds once more through live engines, no trainer."""
+    with console, _ends_in_order():
+        return ask_again(loaded, console, template, ids)
 
 
 def _run(

@@ -98,13 +98,35 @@ def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
     with ExitStack() as stack:
         with say.phase("starting"):
             prompts = _read_prompts(config)
-            assert prompts is not None
-            engines = RemoteEngines(config, prompts.tokenizer)
-            infos = engines.start()
-            introduce_servers(say, infos)
-            introduce_sampling(say, infos[0])
+        assert prompts is not None
+        engines, infos = stack.enter_context(engines_alone(config, say, prompts.tokenizer))
         rollouts, evaluation = _rollouts(loaded, prompts, engines, infos, None, observer, stack)
         yield Parts(rollouts, None, None, evaluation)
+
+
+@contextmanager
+def engines_alone(
+    config: Config, say: Progress, tokenizer: Any
+) -> Iterator[tuple[RayEngines | RemoteEngines, list[dict[str, Any]]]]:
+    """Engines, of our own or of ``rollout.engines``, with their descriptions; ended on leaving."""
+    with ExitStack() as stack:
+        with say.phase("starting"):
+            if config.rollout.engines:
+                remote = RemoteEngines(config, tokenizer)
+                infos = remote.start()
+                introduce_servers(say, infos)
+                introduce_sampling(say, infos[0])
+                found: RayEngines | RemoteEngines = remote
+            else:
+                session = RaySession.start(config)
+                stack.callback(session.close)
+                placement = place(config, session.resources())
+                for text in placement.warnings:
+                    say.warn(text)
+                found = RayEngines(config, session, placement.engine_options)
+                found.begin()
+                infos = _up(found, say, stack)
+        yield found, infos
 
 
 def _up(engines: RayEngines, say: Progress, stack: ExitStack) -> list[dict[str, Any]]:
