@@ -137,7 +137,7 @@ def samples(found: Overview, width: int | None) -> Table:
     columns += ["prompt", "response"] if has_prompt else ["response"]
     rows = []
     prompts = [visible(row["prompt"]) for row in found.samples]
-    tail = _common_end(prompts) if width else 0
+    prompts = [_end(question, width // 4) for question in _questions(prompts)] if width else prompts
     for row, prompt in zip(found.samples, prompts, strict=True):
         text = visible(row["text"])
         rows.append(
@@ -146,7 +146,7 @@ def samples(found: Overview, width: int | None) -> Table:
                 row["sample"],
                 row["status"],
                 *(number(row[name]) for name in numeric),
-                *([_end(prompt, tail, width // 4) if width else prompt] if has_prompt else []),
+                *([prompt] if has_prompt else []),
                 text[:width] if width else text,
             ]
         )
@@ -155,17 +155,24 @@ def samples(found: Overview, width: int | None) -> Table:
     return table(title, columns, rows, right=right, one_line=width is not None)
 
 
-def _common_end(texts: Sequence[str]) -> int:
-    """Length of what all texts end with (a chat template's tail); 0 where they are all the same."""
-    if len(set(texts)) < 2:
-        return 0
-    first, last = min(t[::-1] for t in texts), max(t[::-1] for t in texts)  # in between lies all else
-    return next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+def _questions(prompts: Sequence[str]) -> list[str]:
+    """The prompts without what all of them start and end with (a chat template), as far as its marks and lines go."""
+    if len(set(prompts)) < 2:
+        return list(prompts)
+    head, tail = _shared(prompts), _shared([prompt[::-1] for prompt in prompts])[::-1]
+    start = max(head.rfind("⏎"), head.rfind(">")) + 1
+    mark = re.search("[<⏎]", tail)
+    end = len(tail) - mark.start() if mark else 0
+    return [prompt[start : len(prompt) - end] for prompt in prompts]
 
 
-def _end(text: str, tail: int, limit: int) -> str:
-    """The last ``limit`` characters before the last ``tail``."""
-    text = text[: len(text) - tail]
+def _shared(texts: Sequence[str]) -> str:
+    """What all texts start with."""
+    first, last = min(texts), max(texts)  # in between lies all else
+    return first[: next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))]
+
+
+def _end(text: str, limit: int) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
