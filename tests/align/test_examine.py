@@ -155,3 +155,13 @@ def test_training_is_silent_about_a_clean_rollout(folder):
     observer, said = observed(folder, True, RolloutBatch.from_samples(0, clean))
     assert "coherence" not in said
     assert [check.verdict for check in observer.verdicts()] == [Verdict.PASS]
+
+
+def test_training_says_once_what_stays_wrong(folder, log_probs):
+    """Reinforcement learning may start from a random model: not the same fifteen lines after every rollout."""
+    observer, said = observed(folder, True, spread(log_probs))
+    assert "  try: run vime rollout on the same model" in said
+    with observer.rollout(1):
+        observer.produced(spread(log_probs))
+    assert observer.progress.stream.getvalue().removeprefix(said).count("coherence") == 1
+    assert "coherence of rollout 0: GARBLED, as before" in observer.progress.stream.getvalue()

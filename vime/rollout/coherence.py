@@ -147,7 +147,7 @@ class Signals:
 def measure(batch: RolloutBatch, vocabulary: Vocabulary) -> Signals:
     """The signals of a rollout. Python loops over samples only, never over tokens or characters."""
     sampled_R = np.flatnonzero(batch.loss_mask_T)
-    sample_R = (np.searchsorted(batch.offsets, sampled_R, side="right") - 1).astype(np.int64)
+    sample_R = np.repeat(np.arange(len(batch)), batch.lengths_N)[sampled_R]
     ids_R, log_probs_R = batch.token_ids_T[sampled_R], batch.rollout_log_probs_T[sampled_R].astype(np.float64)
     finite_R = np.isfinite(log_probs_R)
     num_tokens_N, num_finite_N = _count(sample_R, len(batch)), _count(sample_R[finite_R], len(batch))
