@@ -94,9 +94,12 @@ class Observer:
             self._examined(self.examine(batch))
 
     def _examined(self, found: Examination) -> None:
-        """In training only what is wrong is said."""
+        """In training only what is wrong is said, and once as long as it stays."""
+        before = self.examinations[-1].level if self.examinations else Level.PASS
         self.examinations.append(found)
-        if found.check.verdict != Verdict.PASS:
+        if not self.config.debug.rollout_only and found.level == before != Level.PASS:
+            self.progress.warn(f"coherence of rollout {found.rollout_id}: {found.level}, as before")
+        elif found.check.verdict != Verdict.PASS:
             self.progress.warn(str(found))
         elif self.config.debug.rollout_only:
             self.progress.note(str(found))
