@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,12 +116,15 @@ def regenerate(loaded: Loaded, say: Progress, template: str, ids: str | None = N
         if record.header.weight_version > 0:
             version = record.header.weight_version
             say.warn(f"{record.path} was sampled with weights v{version}: does model.path hold an export of them?")
+    questions, skipped = _questions(records)
+    matches: list[SampleMatch] = []
     with tempfile.TemporaryDirectory(prefix="vime-") as folder, planted(loaded, Path(folder), say) as planted_loaded:
         config = _as_recorded(planted_loaded.config, records[0])
-        with engines_alone(config, say, tokenizer) as (engines, infos):
-            known = [*_weights_differ(records, engines, say), *known, *_versions_differ(records, infos[0], config)]
-            with say.phase("generate") as phase:
-                matches, skipped = asyncio.run(_all(config, records, engines.engines, tokenizer, phase))
+        if questions:  # else no engine is started for nothing
+            with engines_alone(config, say, tokenizer) as (engines, infos):
+                known = [*_weights_differ(records, engines, say), *known, *_versions_differ(records, infos[0], config)]
+                with say.phase("generate", len(questions)) as phase:
+                    matches = asyncio.run(_all(config, questions, engines.engines, tokenizer, phase, skipped))
     found = Regeneration(matches, dict(skipped), known)
     layers, dtype = load_spec(config.model.path).num_layers, config.model.dtype
     check = comparing.judge(found, engine_limit(dtype, layers), f"{dtype}, {layers} layers")
@@ -212,26 +215,43 @@ def _plain(version: str) -> str:
 
 # ---- asking again ----------------------------------------------------------------------------------------------------
 
+Question = tuple[Record, list[Sample]]
+"""Samples of one group and one prompt, asked together as they were."""
+
+
+def _questions(records: Sequence[Record]) -> tuple[list[Question], Counter[str]]:
+    """What can be asked again, in the order of the records; and reason -> samples that cannot."""
+    skipped: Counter[str] = Counter()
+    questions: dict[tuple[int, int, bytes], Question] = {}
+    for at, record in enumerate(records):
+        for sample in record.batch.samples():
+            reason = comparing.reason_not_to(sample)
+            if reason is not None:
+                skipped[reason] += 1
+                continue
+            key = (at, sample.group_id, sample.token_ids[: sample.prompt_len].tobytes())
+            questions.setdefault(key, (record, []))[1].append(sample)
+    return list(questions.values()), skipped
+
 
 async def _all(
-    config: Config, records: Sequence[Record], engines: Sequence[RolloutEngine], tokenizer: Any, phase: Phase
-) -> tuple[list[SampleMatch], Counter[str]]:
-    """Every sample that is one answer to one prompt, in the order of the records; reason -> samples left out."""
-    skipped: Counter[str] = Counter()
-    calls: list[Coroutine[Any, Any, list[SampleMatch]]] = []
-    for record in records:
-        for asked in _questions(record.batch, skipped):
-            engine = engines[len(calls) % len(engines)]
-            calls.append(_again(engine, record, asked, tokenizer, skipped))
-    matches: list[SampleMatch] = []
-    phase.total = len(calls)
-    tasks = [asyncio.ensure_future(call) for call in calls]
+    config: Config,
+    questions: Sequence[Question],
+    engines: Sequence[RolloutEngine],
+    tokenizer: Any,
+    phase: Phase,
+    skipped: Counter[str],
+) -> list[SampleMatch]:
+    """Every sample against its second generation. VimeError if an engine fails, or after rollout.timeout_seconds."""
+    tasks = [
+        asyncio.ensure_future(_again(engines[i % len(engines)], record, asked, tokenizer, skipped))
+        for i, (record, asked) in enumerate(questions)
+    ]
     for task in tasks:
         task.add_done_callback(lambda done: phase.update(phase.done + 1))
     try:
         async with asyncio.timeout(config.rollout.timeout_seconds):
-            for found in await asyncio.gather(*tasks):
-                matches += found
+            return [match for found in await asyncio.gather(*tasks) for match in found]
     except TimeoutError as error:
         pending = sum(not t.done() for t in tasks)
         text = f"rollout.timeout_seconds={config.rollout.timeout_seconds:g}: {pending} of {len(tasks)} prompts pending"
@@ -240,19 +260,6 @@ async def _all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return matches, skipped
-
-
-def _questions(batch: RolloutBatch, skipped: Counter[str]) -> list[list[Sample]]:
-    """Samples of one group and one prompt together, as they were asked."""
-    questions: dict[tuple[int, bytes], list[Sample]] = {}
-    for sample in batch.samples():
-        reason = comparing.reason_not_to(sample)
-        if reason is not None:
-            skipped[reason] += 1
-            continue
-        questions.setdefault((sample.group_id, sample.token_ids[: sample.prompt_len].tobytes()), []).append(sample)
-    return list(questions.values())
 
 
 async def _again(
