@@ -31,9 +31,13 @@ test: .venv/.ok
 bench: .venv/.ok
 	$(V)/python -m benchmarks
 
+# Mutated record files, 10,000 of them: none may run code, hang, or end in a traceback.
+fuzz: .venv/.ok
+	OMP_NUM_THREADS=1 $(V)/python tests/fuzz/fuzz_records.py
+
 # Pins anew; needs the registries.
 lock: .venv/.ok
 	$(V)/uv pip compile pyproject.toml --extra cpu --extra demo --extra dev --override requirements/cpu-overrides.txt \
 	  --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --no-annotate --no-header -q $(TORCH) -o requirements/cpu.lock
 
-.PHONY: setup demo test bench lock
+.PHONY: setup demo test bench fuzz lock

@@ -96,6 +96,12 @@ def load_plain(path: Path) -> Any:
         raise UsageError(f"{path} is damaged and cannot be read ({what})") from error
 
 
+def format_of(content: Any) -> str:
+    """What ``content`` says it is; "" if it says nothing."""
+    found = content.get("format") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else ""
+
+
 def _extent_problem(content: Any, limit: int) -> str | None:
     """What later code could not walk through in bounded time: parts in themselves, or in each other too often."""
     waiting = [(content, 0)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from vime.errors import UsageError
 from vime.record import schema1
-from vime.record.archive import load_plain
+from vime.record.archive import format_of, load_plain
 from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem
 from vime.record.packing import unpack
 from vime.record.upstream import from_upstream
@@ -24,7 +24,7 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     """
     path = Path(path)
     content = load_plain(path)
-    if isinstance(content, dict) and content.get("format") == FORMAT:
+    if format_of(content) == FORMAT:
         batch = _from_content(path, content)
     elif isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content:
         batch = from_upstream(path, content)

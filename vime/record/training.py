@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vime.errors import UsageError, VimeError
-from vime.record.archive import load_plain, put_file
+from vime.record.archive import format_of, load_plain, put_file
 from vime.record.layout import arrays_problem, checksum, keys_problem, plain_copy
 from vime.record.reader import check_sum, check_version
 from vime.types import RolloutBatch
@@ -116,7 +116,7 @@ def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
     """The record in ``path``, checked against its checksum. UsageError (one line) for every defect, as in ``read``."""
     path = Path(path)
     content = load_plain(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if format_of(content) != FORMAT:
         raise UsageError(f"{path} is not a training record", "they are written beside the records of vime train")
     check_version(path, content, SCHEMA_VERSION)
     problem = _type_problem(content) or arrays_problem(content["arrays"], ARRAYS)
