@@ -129,30 +129,30 @@ def statistics(rollout: Rollout) -> Table:
     return table("statistics", ("", ""), rows, has_header=False, right=(1,))
 
 
-def samples(found: Overview, width: int | None) -> Table:
+def samples(found: Overview, width: int | None) -> Table | str:
     """One line per sample: end of the prompt and start of the response in ``width`` columns; without it both whole."""
     has_rollout, has_prompt = len(found.rollouts) > 1, width is None or width >= NARROW
     numeric = ["reward", "prompt_len", "response_len", "mean_log_prob"]
     columns = [*(["rollout_id"] if has_rollout else []), "sample", "status", *numeric]
     columns += ["prompt", "response"] if has_prompt else ["response"]
-    rows = []
     prompts = [visible(row["prompt"]) for row in found.samples]
     prompts = [_end(question, width // 4) for question in _questions(prompts)] if width else prompts
-    for row, prompt in zip(found.samples, prompts, strict=True):
-        text = visible(row["text"])
-        rows.append(
-            [
-                *([str(row["rollout_id"])] if has_rollout else []),
-                row["sample"],
-                row["status"],
-                *(number(row[name]) for name in numeric),
-                *([prompt] if has_prompt else []),
-                text[:width] if width else text,
-            ]
-        )
+    rows = [
+        [
+            *([str(row["rollout_id"])] if has_rollout else []),
+            row["sample"],
+            row["status"],
+            *(number(row[name]) for name in numeric),
+            *([prompt] if has_prompt else []),
+            visible(row["text"])[:width],
+        ]
+        for row, prompt in zip(found.samples, prompts, strict=True)
+    ]
     right = [i for i, name in enumerate(columns) if name in ("rollout_id", *numeric)]
     title = "samples (lengths in tokens; mean_log_prob over sampled tokens, in nats)"
-    return table(title, columns, rows, right=right, one_line=width is not None)
+    if width is None:
+        return plain_table(title, columns, rows, right)
+    return table(title, columns, rows, right=right, one_line=True)
 
 
 def _questions(prompts: Sequence[str]) -> list[str]:
@@ -269,6 +269,21 @@ def table(
     for row in rows:
         found.add_row(*(_cell(cell) for cell in row))
     return found
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """What ``table`` looks like off a terminal, for any number of rows at once."""
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        return "  " + "   ".join(
+            p + c if i in right else c + p for i, (c, p) in enumerate(zip(cells, padding, strict=True))
+        )
+
+    return "\n".join([title, "", line(columns), " " + "─" * (sum(widths) + 3 * len(widths) - 1), *map(line, rows), ""])
 
 
 def _cell(cell: Any) -> Text:
