@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vime.errors import EXIT_USAGE, UsageError, VimeError
-from vime.record import RecordWriter, describe, read, write
+from vime.record import RecordWriter, read, write
 from vime.types import RolloutBatch, RolloutHeader, Sample
 
 
@@ -224,16 +224,6 @@ def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(tmp_pa
 
     with pytest.raises(RuntimeError, match="engine 0 died"):
         failing_run()
-
-
-def test_describe_shows_plain_values_only(tmp_path):
-    """Case P11."""
-    rows = list(describe(batch_of(sample(3, 1, text="x" * 500, reward=0.5, label="7"), sample(4))))
-    assert rows[0] == {
-        "sample": "3/1", "status": "completed", "reward": 0.5, "prompt_len": 1, "response_len": 2,
-        "label": "7", "prompt": "", "text": "x" * 200,
-    }  # fmt: skip
-    assert rows[1]["reward"] is None
 
 
 def size_of(path):

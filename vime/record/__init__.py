@@ -9,7 +9,6 @@ from vime.record.template import check_template, list_ids, missing_problem, pars
 _LATER = {
     "RecordWriter": "vime.record.writer",
     "RecordedRollouts": "vime.record.recorded",
-    "describe": "vime.record.description",
     "read": "vime.record.reader",
     "write": "vime.record.writer",
 }
@@ -18,7 +17,6 @@ __all__ = [
     "RecordWriter",
     "RecordedRollouts",
     "check_template",
-    "describe",
     "list_ids",
     "missing_problem",
     "parse_ids",
