@@ -219,11 +219,11 @@ def comparison(folder):
 def test_a_disk_without_room_for_two_trails_is_said_before_the_first_run(folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(UsageError, match=r"0\.0 GB are free, gradients and weights of two runs over 2 rollouts need"):
-        comparison(folder).run_references()
+        comparison(folder).check()
 
 
 def test_what_a_killed_run_left_is_removed_and_so_is_everything_at_the_end(folder):
-    made = comparison(folder)
+    made = replace(comparison(folder), against=Against("the recorded run"))
     (made.folder / "old").mkdir(parents=True)
     with made.held():
         assert not made.folder.exists()
@@ -238,7 +238,7 @@ def test_a_damaged_training_record_is_refused_before_the_replay(folder):
     (folder / "data_1.train.pt").write_bytes(b"damaged")
     made = replace(comparison(folder), against=Against("the recorded run"))
     with pytest.raises(UsageError, match="cut short"):
-        made.run_references()
+        made.check()
 
 
 def test_an_outcome_is_plain_data(folder):

@@ -36,6 +36,7 @@ class RaySession:
     processes: set[Process] = field(default_factory=set)
     _lock: int | None = None
     _actors: list[Any] = field(default_factory=list)
+    _at_start: list[float] = field(default_factory=list)
 
     @classmethod
     def start(cls, config: Config) -> RaySession:
@@ -44,7 +45,9 @@ class RaySession:
             logger.info("removed what killed runs left behind: %s", ", ".join(map(str, left)))
         on_termination = signal.getsignal(signal.SIGTERM)
         try:
-            return cls._connect(address) if address else cls._embedded(config)
+            session = cls._connect(address) if address else cls._embedded(config)
+            session._at_start = session._devices()
+            return session
         finally:  # ray.init sets a handler of its own, which would end the run before it has cleaned up
             signal.signal(signal.SIGTERM, on_termination)
 
@@ -122,12 +125,32 @@ class RaySession:
         if self.is_private:
             self.processes.update(Process.of(pid) for pid in pids)
 
+    def end_actors(self) -> None:
+        """End what was started so far, and wait until what it held is free, or ``END_SECONDS`` are over."""
+        self._kill_actors()
+        end_processes(self.processes, END_SECONDS)
+        self.processes.clear()
+        deadline = time.monotonic() + END_SECONDS
+        while self._devices() != self._at_start and time.monotonic() < deadline:
+            time.sleep(0.1)  # of a cluster that was joined, others may have taken them
+
+    def _devices(self) -> list[float]:
+        """Processors and GPUs that are free."""
+        have = self.resources()
+        return [round(have.get(kind, 0.0), 3) for kind in ("CPU", "GPU")]
+
+    def _kill_actors(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+
     def close(self) -> None:
         import ray
 
         if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
+            self._kill_actors()
         ray.shutdown()  # also of what a ray.init that failed has started
         self._actors.clear()
         try:

@@ -84,9 +84,10 @@ def _run(
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
         if comparison is not None:
+            comparison.check()
             stack.enter_context(comparison.held())
             comparison.run_references()
-        with started(loaded, observer) as parts:
+        with started(loaded, observer, None if comparison is None else comparison.session) as parts:
             parts = parts if comparison is None else comparison.watched(parts)
             start = _restore(parts, checkpoint, observer, start)
             _forget_later_rows(metrics, start)

@@ -15,6 +15,7 @@ from typing import Any
 
 from vime import loop
 from vime.align.step_compare import CAUSES, Row, first_mismatch
+from vime.cluster.session import RaySession, num_processes
 from vime.config.load import Loaded
 from vime.config.schema import Config
 from vime.errors import UsageError
@@ -65,25 +66,32 @@ class Comparison:
     folder: Path
     say: Progress
     outcomes: list[Compared] = field(default_factory=list)
+    session: RaySession | None = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What a killed run left behind goes first, and everything at the end."""
+        """What a killed run left behind goes first, and everything at the end. Several runs share one Ray session."""
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
+            if self.against.references:
+                configs = [self.config, *(reference.config for reference in self.against.references)]
+                self.session = RaySession.start(max(configs, key=num_processes))
             yield
         finally:
+            if self.session is not None:
+                self.session.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run_references(self) -> None:
-        """Every run that comes before the candidate. Raises UsageError if the disk has no room for two trails, or a
-        training record cannot be read.
-        """
-        if not self.against.references:
+    def check(self) -> None:
+        """Raises UsageError if the disk has no room for two trails, or a training record cannot be read."""
+        if self.against.references:
+            self._check_room()
+        else:
             for rollout_id in self.ids:
                 self._recorded.record(rollout_id)
-            return
-        self._check_room()
+
+    def run_references(self) -> None:
+        """Every run that comes before the candidate."""
         for number, reference in enumerate(self.against.references):
             name = "reference" if number == 0 else f"run {number + 1} of {len(self.against.references) + 1}"
             self.say.note(f"{name}: {layout_line(reference.config)}")
@@ -91,7 +99,8 @@ class Comparison:
             if number:
                 self._judge(self._trail(0), self._trail(number), f"run {number + 1} against run 1")
                 shutil.rmtree(self._trail(number).folder)
-        self.say.note(f"candidate: {layout_line(self.config)}")
+        if self.against.references:
+            self.say.note(f"candidate: {layout_line(self.config)}")
 
     def watched(self, parts: loop.Parts) -> loop.Parts:
         """The parts of the candidate."""
@@ -123,7 +132,7 @@ class Comparison:
     def _run(self, reference: Loaded, trail: Trail) -> None:
         nowhere = lambda *_: self.folder / "none"  # noqa: E731 - nothing is evaluated in a replay
         observer = Observer(reference.config, self.say, Metrics([]), nowhere, verify_first_step=False)
-        with started(reference, observer) as parts:
+        with started(reference, observer, self.session) as parts:
             loop.run(reference.config, watched(parts, reference.config, trail), observer, self.ids.start)
 
     def _check_room(self) -> None:

@@ -52,8 +52,11 @@ WRONG_TEMPLATE = "wrong-chat-template"
 
 
 @contextmanager
-def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
-    """All parts of the run, ready. On leaving, every process that was started has ended, in bounded time."""
+def started(loaded: Loaded, observer: Observer, session: RaySession | None = None) -> Iterator[Parts]:
+    """All parts of the run, ready. On leaving, every process that was started has ended, in bounded time.
+
+    ``session``: one of the caller's, which goes on, instead of one of this run's.
+    """
     config, say = loaded.config, observer.progress
     if config.needs_engines and config.rollout.engines:
         with _asked(loaded, observer) as parts:
@@ -61,8 +64,11 @@ def started(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
         return
     with ExitStack() as stack:
         with say.phase("starting"):
-            session = RaySession.start(config)
-            stack.callback(session.close)
+            if session is None:
+                session = RaySession.start(config)
+                stack.callback(session.close)
+            else:
+                stack.callback(session.end_actors)
             placement = place(config, session.resources())
             for text in placement.warnings:
                 say.warn(text)
