@@ -23,7 +23,7 @@ from vime.align.markers import ChatMarkers
 from vime.align.oracle import NEUTRAL, Oracle, OracleScores
 from vime.config.schema import Config
 from vime.models import load_spec
-from vime.rollout.coherence import Vocabulary, measure
+from vime.rollout.coherence import REPLACEMENT, Vocabulary, measure
 from vime.types import CheckResult, RolloutBatch
 
 NUM_WORST = 3
@@ -201,6 +201,7 @@ def _line(batch: RolloutBatch, row: int, log_prob_N: np.ndarray) -> str:
         a, n = int(batch.offsets[row]), int(batch.prompt_lens_N[row])
         text = "ids " + " ".join(map(str, batch.token_ids_T[a + n : int(batch.offsets[row + 1])][:16]))
     name = f"sample {batch.group_ids_N[row]}/{batch.indices_N[row]}"
-    shown = " ".join(text.split())
+    shown = " ".join(text[:1000].split())
     shown = shown if len(shown) <= 100 else shown[:97] + "..."
+    shown = "".join(c if c.isprintable() else chr(REPLACEMENT) for c in shown)  # no answer moves the cursor
     return f"{name} {batch.rows[row]['status']}, log-prob {log_prob_N[row]:.2f}: {shown}"
