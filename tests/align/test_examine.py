@@ -165,3 +165,9 @@ def test_training_says_once_what_stays_wrong(folder, log_probs):
         observer.produced(spread(log_probs))
     assert observer.progress.stream.getvalue().removeprefix(said).count("coherence") == 1
     assert "coherence of rollout 0: GARBLED, as before" in observer.progress.stream.getvalue()
+
+
+def test_an_answer_cannot_move_the_cursor_of_a_terminal(folder):
+    told = sample(0, response=(40,), text="a\x1b[2J\x07 b\nc", **PROMPT)
+    found = examiner(folder, is_training=True)(RolloutBatch.from_samples(0, [told]))
+    assert found.worst == ("sample 0/0 completed, log-prob -0.50: a\ufffd[2J\ufffd b c",)
