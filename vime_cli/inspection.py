@@ -1,4 +1,4 @@
-"""``vime replay --inspect`` and ``--diff``: look at records. Loads numpy and torch, once the arguments are right."""
+"""``vime replay --inspect`` and ``--diff``: look at records. Loads numpy alone, once the arguments are right."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from vime.errors import EXIT_CHECK_FAILED, UsageError
 from vime_cli import output
 
 if TYPE_CHECKING:
+    from vime.record.asked import Asked
     from vime.record.diff import RecordDiff
     from vime.record.files import RecordFile
-    from vime.record.overview import Asked, Overview
+    from vime.record.overview import Overview
     from vime.record.where import Expression
     from vime.types import RolloutBatch, Sample
 
@@ -81,6 +82,10 @@ class View:
 def look(view: View) -> None:
     """Do what ``view`` asks. Raises UsageError, and ends the command with 1 where ``--diff`` finds a difference."""
     asked = _checked(view)
+    from vime.preflight.packages import install_line, is_installed
+
+    if not is_installed("numpy"):
+        raise UsageError("reading records needs numpy", install_line({"numpy": "cpu"}))
     if view.diff is not None:
         _diff(view, view.diff, asked.limit)
         return
@@ -100,6 +105,7 @@ def look(view: View) -> None:
 
 def _checked(view: View) -> Asked:
     """Everything that can be said before a file is opened."""
+    from vime.record.asked import Asked
     from vime.record.where import condition, sort_key
 
     where = condition(view.where) if view.where is not None else None
@@ -115,8 +121,6 @@ def _checked(view: View) -> Asked:
         raise UsageError("--out goes with --export")
     _check_together(view)
     is_descending = view.sort is not None and view.sort.strip().startswith("-")
-    from vime.record.overview import Asked
-
     return Asked(where, sort, is_descending, view.limit or DEFAULT_LIMIT)
 
 

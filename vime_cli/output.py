@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -222,8 +223,12 @@ def _page(text: str) -> None:
         _write(text)
         return
     environment = {"LESS": "-R", **os.environ}
-    with suppress(BrokenPipeError):  # left before the end
-        subprocess.run(command, input=text.encode("utf-8", "replace"), env=environment, check=False)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    try:
+        with suppress(BrokenPipeError):  # left before the end
+            subprocess.run(command, input=text.encode("utf-8", "replace"), env=environment, check=False)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _write(text: str) -> None:

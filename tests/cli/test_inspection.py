@@ -20,7 +20,7 @@ from vime.record import write
 from vime.types import RolloutBatch, Status
 from vime_cli.app import app
 
-HEAVY = {"ray", "vllm", "megatron", "transformers", "pyarrow"}
+HEAVY = {"torch", "ray", "vllm", "megatron", "transformers", "pyarrow"}
 
 
 def vime(*arguments):
@@ -237,7 +237,7 @@ def test_wrong_arguments_are_found_before_anything_is_loaded(template):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return set(done.stderr.splitlines()[-1].split())
 
-    assert not loaded("--where", "rewrd < 1") & {*HEAVY, "numpy", "torch"}
+    assert not loaded("--where", "rewrd < 1") & {*HEAVY, "numpy"}
     assert not loaded("--where", "reward < 1") & HEAVY
 
 
@@ -431,6 +431,23 @@ def test_a_reader_that_leaves_early_is_no_error(template):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(60) == 0
+
+
+def test_thousands_of_samples_are_columns_and_no_objects(tmp_path, monkeypatch):
+    """Case P11: what is not shown is never made a Sample, nor a row."""
+    from vime.record.fields import Fields
+    from vime.types import Sample
+
+    write(tmp_path / "x.pt", RolloutBatch.from_samples(0, [sample(i, 0, reward=i % 7 / 7) for i in range(5000)]))
+    made = []
+    row = Fields.row
+    monkeypatch.setattr(Sample, "__post_init__", lambda self: made.append("sample"))
+    monkeypatch.setattr(Fields, "row", lambda self, i: made.append("row") or row(self, i))
+    found = data(
+        "--inspect", tmp_path / "x.pt", "--where", "reward > 0.5 and 'answer' in text", "--sort", "-mean_log_prob"
+    )
+    assert (found["num_matching"], len(found["samples"])) == (2142, 20)
+    assert made == ["row"] * 20
 
 
 def test_every_status_has_its_place(tmp_path):

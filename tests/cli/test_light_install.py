@@ -72,3 +72,10 @@ def test_problems_are_found_without_the_libraries(inputs, light):
     assert done.returncode == 2
     for text in ("did you mean train.lr?", "no such folder"):
         assert text in done.stderr
+
+
+def test_looking_at_records_names_the_extra_to_install(light):
+    done = light("replay", "--inspect", "data_{rollout_id}.pt", "--where", "reward < 1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: reading records needs numpy\nhint: pip install 'vime[cpu]'")
+    assert "did you mean reward?" in light("replay", "--inspect", "x.pt", "--where", "rewrd < 1").stderr

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vime.errors import UsageError
+from vime.record.asked import Asked
 from vime.record.fields import Fields
 from vime.record.files import RecordFile
 from vime.record.names import sample_id
@@ -28,16 +29,6 @@ class Rollout:
     header: RolloutHeader = field(default_factory=RolloutHeader)
     statistics: dict[str, float] = field(default_factory=dict)
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Which samples, in which order, how many. ``is_descending`` turns the order of ``sort`` round."""
-
-    where: Expression | None = None
-    sort: Expression | None = None
-    is_descending: bool = False
-    limit: int = 20
 
 
 @dataclass(slots=True)
