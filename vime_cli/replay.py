@@ -45,7 +45,9 @@ def replay(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on saved rollouts under any parallel layout, and compare (--vs, --repeat); or look (--inspect, --diff)."""
+    """Train on saved rollouts under any parallel layout, and compare (--vs, --repeat); look at them (--inspect, --diff);
+    or generate them again (--regenerate).
+    """
     view = View(inspect, diff, ids, where, sort, limit, sample, export, out, as_json)
     run_options = {"RUN.toml or settings": arguments, "--load": load, "--num-rollouts": num_rollouts}
     run_options |= {"--vs": vs, "--repeat": repeat, "--inject": inject, "--regenerate": regenerate}

@@ -13,6 +13,7 @@ from tiny_models import CONTEXT, MODEL_EOS, TOKENIZER_EOS
 from vime.backends.vllm.remote import RemoteEngine
 from vime.data.tokenizer import load_tokenizer
 from vime.errors import PromptTooLong, UsageError, VimeError
+from vime.rollout.turns import Turns
 from vime.types import Status
 
 
@@ -110,6 +111,37 @@ def test_abort_and_cancel_end_what_runs(remote: RemoteEngine, dense: Engine) -> 
     dense("resume")
     assert remote._running == set()
     assert len(ask(remote, make_prompt(), [1])) == 1
+
+
+class Local:
+    """The engine behind the server, asked directly."""
+
+    def __init__(self, engine: Engine, tokenizer) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+
+    async def generate(self, prompt, seeds, sampling):
+        return self.engine("generate", prompt, seeds, sampling)
+
+
+def test_several_turns_are_token_exact_over_http(remote: RemoteEngine, dense: Engine, tokenizer) -> None:
+    """Case R06: every turn's prompt comes back as it was sent, and both ways give the same sample."""
+
+    async def dialogue(engine):
+        turns = Turns(make_prompt(5), seed=11, index=3, tokenizer=engine.tokenizer, max_response_len=60)
+        for _ in range(3):
+            await turns.ask(engine, {"max_response_len": 9, "temperature": 0.9})
+            turns.observe("<40> <41>")
+        return turns.sample()
+
+    there, here = asyncio.run(dialogue(remote)), asyncio.run(dialogue(Local(dense, tokenizer)))
+    assert there.token_ids.tolist() == here.token_ids.tolist()
+    assert np.array_equal(there.rollout_log_probs, here.rollout_log_probs)
+    assert np.array_equal(there.loss_mask, here.loss_mask)
+    assert there.metadata["num_turns"] == 3
+    (hole,) = {
+        tuple(there.token_ids[i : i + 2]) for i in np.flatnonzero(np.diff(there.loss_mask.astype(int)) == -1) + 1
+    }
+    assert hole == (40, 41)
 
 
 def test_what_the_server_refuses_is_quoted(remote: RemoteEngine) -> None:
