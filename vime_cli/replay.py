@@ -45,8 +45,8 @@ def replay(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on saved rollouts under any parallel layout, and compare (--vs, --repeat); look at them (--inspect, --diff);
-    or generate them again (--regenerate).
+    """Train on saved rollouts under any parallel layout, and compare (--vs, --repeat); look (--inspect, --diff); or
+    generate them again (--regenerate).
     """
     view = View(inspect, diff, ids, where, sort, limit, sample, export, out, as_json)
     run_options = {"RUN.toml or settings": arguments, "--load": load, "--num-rollouts": num_rollouts}
