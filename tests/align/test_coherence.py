@@ -90,6 +90,8 @@ def test_answers_that_are_cut_say_something_only_at_a_high_limit():
     cut = sample(response=(5, 6), status=Status.TRUNCATED, **ANSWER)
     assert level(cut, max_response_len=48) == Level.PASS
     assert level(cut, max_response_len=LIMITS.long_response) == Level.SUSPECT
+    (symptom,) = symptoms(case(cut, max_response_len=LIMITS.long_response))
+    assert symptom.text.startswith("no sample of 1 ended within 512 tokens; ")
     assert level(cut, sample(1, response=(5, 6), **ANSWER), max_response_len=LIMITS.long_response) == Level.PASS
 
 

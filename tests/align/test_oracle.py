@@ -79,6 +79,7 @@ def test_gap_divergence_and_stop_probability(folder, logits):
     assert scores.log_prob == pytest.approx(own.mean(), abs=1e-5)
     stops = log_probs[1:3, [2, 3]].exp().sum(-1)
     assert scores.stop_probs_R.tolist() == pytest.approx(stops.tolist(), abs=1e-6)
+    assert scores.expected_stops == pytest.approx(stops.sum().item(), abs=1e-6)
 
 
 def test_masked_tokens_and_those_without_a_finite_log_prob_are_left_out(folder):

@@ -121,6 +121,7 @@ class Case:
         found = self.signals.as_dict()
         if isinstance(self.oracle, OracleScores):
             found |= {"oracle_log_prob": self.oracle.log_prob, "oracle_samples": float(len(self.oracle.rows))}
+            found["oracle_stops"] = self.oracle.expected_stops
         if self.gap is not None and isinstance(self.oracle, OracleScores):
             found |= {"oracle_gap": self.gap, "oracle_gap_max": self.oracle.max_gap}
         if self.prompts.marker_log_prob is not None:
@@ -169,6 +170,8 @@ def _of_certainty(case: Case) -> list[Symptom]:
         found.append(Symptom(level, text))
     if s.truncated_share == 1.0 and case.max_response_len >= LIMITS.long_response:
         text = f"no sample of {len(s.is_finite_N)} ended within {case.max_response_len} tokens"
+        if isinstance(case.oracle, OracleScores):
+            text += f"; the Hugging Face model expects {case.oracle.expected_stops:.2g} stop ids in each"
         found.append(Symptom(Level.SUSPECT, text))
     return found
 

@@ -40,6 +40,7 @@ UNITS = {
     "truncated_share": "of samples",
     "oracle_log_prob": "mean under the Hugging Face model, nats",
     "oracle_samples": "samples that it scored",
+    "oracle_stops": "stop ids that it expects per sample",
     "oracle_gap": "mean |engine - Hugging Face|, nats",
     "oracle_gap_max": "largest, nats",
     "marker_log_prob": "end of turn in the prompts, nats",

@@ -66,6 +66,11 @@ class OracleScores:
         return float(self.log_probs_R.mean()) if len(self.log_probs_R) else float("nan")
 
     @property
+    def expected_stops(self) -> float:
+        """Stop ids that the oracle expects per sample, at temperature 1. Near 0: it has learned none."""
+        return float(self.stop_probs_R.sum() / max(1, len(self.rows)))
+
+    @property
     def divergence(self) -> float:
         """Mean (engine - oracle), nats: estimates KL(engine || oracle) per token. 0 for the same distribution."""
         return float((self.engine_R - self.log_probs_R).mean()) if len(self.engine_R) else 0.0
