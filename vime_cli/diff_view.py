@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from vime_cli.output import number
@@ -24,7 +25,11 @@ def parts(found: RecordDiff, paths: tuple[Any, Any], limit: int, texts: tuple[To
         made.append(table("header", ("field", "A", "B"), rows))
     made += [f"{line}\n" for line in _one_sided(found)]
     if found.samples:
-        made.append(samples(found.samples[:limit], texts))
+        # Other weights and other tokens have been said: by the header, and by the place where a sample departs.
+        said = (
+            {"weight_version_min", "weight_version_max"} if "weight_version" in {h[0] for h in found.header} else set()
+        )
+        made.append(samples(found.samples[:limit], texts, said))
         if (num := len(found.samples)) > limit:
             made.append(f"{limit} of {num} samples that differ (all: --limit {num})\n")
     return made
@@ -50,8 +55,8 @@ def _few(entries: Sequence[Any]) -> str:
     return ", ".join(map(str, entries[:NUM_NAMES])) + more
 
 
-def samples(found: Sequence[SampleDiff], texts: tuple[TokenTexts, TokenTexts]) -> Any:
-    """One line per sample: from which token on they differ and what stands there, and what else differs."""
+def samples(found: Sequence[SampleDiff], texts: tuple[TokenTexts, TokenTexts], said: AbstractSet[str]) -> Any:
+    """One line per sample: where it departs, which tokens stand there, and what else differs but ``said``."""
     columns = (
         "sample",
         "token match",
@@ -72,7 +77,7 @@ def samples(found: Sequence[SampleDiff], texts: tuple[TokenTexts, TokenTexts]) -
             _change(s.rewards),
             number(s.log_prob_max),
             number(s.log_prob_mean),
-            _besides(s),
+            _besides(s, said | ({"text"} if s.position is not None else set())),
         )
         for s in found
     ]
@@ -103,7 +108,6 @@ def _change(values: tuple[Any, Any]) -> str:
     return "" if a == b else f"{number(a)} -> {number(b)}"
 
 
-def _besides(s: SampleDiff) -> str:
+def _besides(s: SampleDiff, said: AbstractSet[str]) -> str:
     status = [f"status {s.statuses[0]} -> {s.statuses[1]}"] if s.statuses[0] != s.statuses[1] else []
-    # Other tokens have another text; that needs no saying.
-    return ", ".join([*status, *(name for name in s.other if name != "text" or s.position is None)])
+    return ", ".join([*status, *(name for name in s.other if name not in said)])

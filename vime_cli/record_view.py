@@ -253,19 +253,20 @@ def table(
 ) -> Table:
     """``right``: columns of numbers. ``one_line``: the last column is cut at the edge, no other; none is wrapped."""
     from rich.box import SIMPLE
-    from rich.cells import cell_len
     from rich.table import Table
 
     padding = (0, 1, 0, 0) if one_line else (0, 1)
-    found = Table(title=title, title_justify="left", box=SIMPLE, show_header=has_header, padding=padding)
+    found = Table(
+        title=title, title_justify="left", box=SIMPLE, show_header=has_header, padding=padding, expand=one_line
+    )
     for i, column in enumerate(columns):
         justify: Any = "right" if i in right else "left"
-        if one_line and i < len(columns) - 1:
-            name = column.replace("_", "\n", 1)
-            widest = max(map(cell_len, [*name.split("\n"), *(str(row[i]) for row in rows)]))
-            found.add_column(name, justify=justify, no_wrap=True, min_width=widest)
+        if not one_line:
+            found.add_column(column, justify=justify, overflow="fold")
+        elif i < len(columns) - 1:
+            found.add_column(column.replace("_", "\n", 1), justify=justify, no_wrap=True)
         else:
-            found.add_column(column, justify=justify, no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
+            found.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
     for row in rows:
         found.add_row(*(_cell(cell) for cell in row))
     return found

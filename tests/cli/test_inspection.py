@@ -395,7 +395,7 @@ def on_terminal(*arguments, columns=100, lines=60, **environment):
     return out.decode().replace("\r\n", "\n"), process.wait(60)
 
 
-def test_on_a_terminal_tokens_are_coloured_and_lines_fit(template):
+def test_on_a_terminal_tokens_are_coloured_and_lines_fit(template, tmp_path):
     out, code = on_terminal("--inspect", template, "--sample", "3/1")
     assert code == 0
     assert re.search(r"\x1b\[1;37;45m\[36\]", out)  # the unlikely one
@@ -405,6 +405,12 @@ def test_on_a_terminal_tokens_are_coloured_and_lines_fit(template):
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, plain.splitlines())) <= 100
+    write(tmp_path / "x.pt", RolloutBatch.from_samples(0, [sample(12345, 0, text="long " * 99)]))
+    out, code = on_terminal("--inspect", tmp_path / "x.pt", lines=200)
+    (line,) = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines() if "12345/0 " in line]
+    assert line.startswith(" 12345/0  completed       -       3         4     -2.17  <s>12345+0=  long long")
+    assert line.endswith("…")
+    assert len(line) <= 100
 
 
 def test_no_color_and_dumb_terminals_get_no_escape_codes(template):
