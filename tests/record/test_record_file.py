@@ -226,6 +226,23 @@ def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(tmp_pa
         failing_run()
 
 
+def test_a_disk_that_takes_no_more_is_said_and_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.pt"
+    write(path, batch_of(sample(text="first")))
+    code = f"""
+import resource, signal, sys
+sys.path.insert(0, "tests/record")
+from test_record_file import batch_of, sample, write
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+write({str(path)!r}, batch_of(sample(tokens=range(200_000))), overwrite=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == f"vime.errors.VimeError: {path} cannot be written: File too large"
+    assert os.listdir(tmp_path) == ["x.pt"]
+    assert read(path).rows[0]["text"] == "first"
+
+
 def size_of(path):
     try:
         return path.stat().st_size
@@ -241,7 +258,7 @@ def write_beside(path, batch):
 def test_killed_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
     """Twenty writers die by SIGKILL, each when a random part of its file is written; what they leave does no harm."""
     path, temporary = tmp_path / "x.pt", tmp_path / ".x.pt.tmp"
-    batches = [batch_of(sample(tokens=np.full(1_000_000, i)), rollout_id=i) for i in range(21)]
+    batches = [batch_of(sample(tokens=np.full(400_000, i)), rollout_id=i) for i in range(21)]
     write(path, batches[0])
     size = path.stat().st_size
     found = set()
@@ -252,7 +269,7 @@ def test_killed_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
         writer = multiprocessing.get_context("fork").Process(target=write_beside, args=(path, batches[i]))
         writer.start()
         while writer.is_alive() and size_of(temporary) <= share * size:
-            time.sleep(0)
+            time.sleep(0.0001)
         writer.kill()
         writer.join(timeout=20)
         after = read(path)

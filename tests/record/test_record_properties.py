@@ -97,7 +97,7 @@ def all_bits(batch: RolloutBatch):
     return {**columns, "header": bits(asdict(batch.header))}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rows=st.lists(samples(), max_size=4), header=headers, rollout_id=st.integers(0, 2**40))
 @example(rows=[], header=RolloutHeader(), rollout_id=0)
 @example(rows=[sample(tokens=(0,), prompt_len=1)], header=RolloutHeader(), rollout_id=0)

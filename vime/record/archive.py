@@ -12,6 +12,7 @@ import numpy as np
 
 from vime.errors import UsageError
 from vime.record.unpickle import NotPlain, unpickle
+from vime.record.whole_file import whole_file
 
 MAX_NAME = 80
 MAX_DEPTH = 200
@@ -25,18 +26,17 @@ _LEAVES = {int, float, bool, type(None)}
 def put_file(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` (plain containers, contiguous arrays) so that ``torch.load(path, weights_only=True)`` opens it.
 
-    After a crash at any moment ``path`` is the old file, the new file, or absent; never a part of one.
+    After a crash at any moment ``path`` is the old file, the new file, or absent; never a part of one. VimeError if the
+    system refuses to write.
     """
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A fixed name: what a killed process left behind is replaced by the next write of the same file.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        torch.save(_with_tensors(content), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with whole_file(path) as file:
+        try:
+            torch.save(_with_tensors(content), file)
+        except RuntimeError as error:  # torch hides what the system said behind a complaint of its own
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
     _sync_folder(path.parent)
 
 
