@@ -65,4 +65,5 @@ class Reference:
     def check(self, loaded: Loaded) -> None:
         from vime.preflight.against import against
 
-        self.against = against(loaded, self.call.files, self.call.overrides, self.vs, self.repeat)
+        call = self.call
+        self.against = against(loaded, call.files, call.overrides, self.vs, self.repeat, call.start)

@@ -73,14 +73,15 @@ def test_what_is_wrong_is_said_before_anything_starts(recorded, arguments, messa
     assert message in refused(*arguments)
 
 
-def test_the_recorded_run_needs_training_records(recorded):
-    assert replay("--vs", "RECORD").exit_code == 0
+def test_the_recorded_run_needs_training_records_of_every_rollout(recorded):
+    assert replay("--vs", "RECORD", "--ids", "0:2").exit_code == 0
+    assert "no file for rollout_id 2; existing ids: 0-1" in refused("--vs", "record", "--ids", "1:3")
     for i in range(2):
         (recorded / f"data_{i}.train.pt").unlink()
-    assert "--vs RECORD: there is no training record data_{rollout_id}.train.pt" in refused("--vs", "record").replace(
-        f"{recorded}/", ""
-    )
-    assert "--inject loss-scale without --vs: there is no training record" in refused(
+    line = refused("--vs", "RECORD", "--ids", "0")
+    assert line.startswith("error: --vs RECORD needs training records: ")
+    assert "data_{rollout_id}.train.pt: no file for rollout_id 0; there is no file for any id" in line
+    assert "--inject loss-scale without --vs needs training records" in refused(
         "--inject", "loss-scale", "parallel.dp=2"
     )
 
@@ -120,7 +121,7 @@ def test_repeated_runs_are_all_the_same_replay(recorded):
 def test_without_a_wish_training_records_are_compared_with_where_there_are_any(recorded):
     assert of().references == ()
     assert not of().is_asked
-    assert of("RECORD").is_asked
+    assert of("RECORD", None, "run.num_rollouts=2").is_asked
     for i in range(2):
         (recorded / f"data_{i}.train.pt").unlink()
     assert of() is None

@@ -36,9 +36,9 @@ class Against:
 
 
 def against(
-    loaded: Loaded, files: Sequence[Path], overrides: Sequence[str], vs: str | None, repeat: int | None
+    loaded: Loaded, files: Sequence[Path], overrides: Sequence[str], vs: str | None, repeat: int | None, start: int = 0
 ) -> Against | None:
-    """``--vs`` and ``--repeat`` of a replay, ``loaded`` from ``files`` and ``overrides``.
+    """``--vs`` and ``--repeat`` of a replay from rollout ``start`` on, ``loaded`` from ``files`` and ``overrides``.
 
     None: nothing is asked for, and there is no training record to compare with. Raises UsageError or ConfigError with
     what is wrong, and for a planted fault that nothing would catch.
@@ -50,7 +50,7 @@ def against(
         same = read(files, [*overrides, *_QUIET])
         return Against(f"itself, {repeat} runs", (same,) * (repeat - 1))
     if vs is None or vs.lower() == RECORD:
-        return _record(loaded, is_asked=vs is not None)
+        return _record(loaded, range(start, loaded.config.run.num_rollouts), is_asked=vs is not None)
     reference = read(files, [*overrides, *layout_overrides(vs), *_QUIET])
     found = preflight(reference, "replay")
     if found.problems:
@@ -80,19 +80,17 @@ def _value(value: object) -> str:
     return "none" if value is None else str(value).lower()
 
 
-def _record(loaded: Loaded, is_asked: bool) -> Against | None:
+def _record(loaded: Loaded, ids: range, is_asked: bool) -> Against | None:
     template, faults = loaded.config.debug.load_rollout_data, loaded.config.debug.inject
     assert template is not None
     beside = training_template(template)
-    if list_ids(beside) or Path(beside).is_file():
-        return Against("the recorded run", is_asked=is_asked or bool(faults))
     if is_asked or faults:
-        what = "--vs RECORD" if is_asked else f"--inject {faults[0]} without --vs"
-        raise UsageError(
-            f"{what}: there is no training record {beside}",
-            "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none",
-        )
-    return None
+        if problem := missing_problem(beside, ids):
+            what = "--vs RECORD" if is_asked else f"--inject {faults[0]} without --vs"
+            hint = "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none"
+            raise UsageError(f"{what} needs training records: {problem}", hint)
+        return Against("the recorded run")
+    return Against("the recorded run", is_asked=False) if list_ids(beside) or Path(beside).is_file() else None
 
 
 def rollout_ids(template: str, text: str) -> range:
