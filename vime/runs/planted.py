@@ -11,13 +11,19 @@ from vime.align.faults import FAULTS
 from vime.align.planting import pretrained_copy
 from vime.config.load import Loaded
 from vime.data.tokenizer import load_tokenizer
+from vime.errors import UsageError
 from vime.log import Progress
 
 
 @contextmanager
 def planted(loaded: Loaded, folder: Path, say: Progress) -> Iterator[Loaded]:
-    """The configuration that the run really has; a copy of the checkpoint lies in ``folder`` while it lasts."""
+    """The configuration that the run really has; a copy of the checkpoint lies in ``folder`` while it lasts.
+
+    UsageError for a name that is no fault, or a model that has no place for it.
+    """
     config = loaded.config
+    if unknown := [name for name in config.debug.inject if name not in FAULTS]:
+        raise UsageError(f"debug.inject: {unknown[0]!r} is no fault", f"known: {', '.join(FAULTS)}")
     for name in config.debug.inject:
         say.warn(f"PLANTED FAULT {name} (debug.inject): {FAULTS[name].description}")
     if "base-model" not in config.debug.inject:
