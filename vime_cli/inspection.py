@@ -172,8 +172,10 @@ def _last_line(found: Overview, view: View) -> str:
 
 
 def _warn_about_keys(found: Overview, where: Expression | None) -> None:
+    from vime_cli import record_view
+
     absent = where.metadata_keys - found.metadata_keys if where and found.num_samples else frozenset()
-    known = ", ".join(sorted(found.metadata_keys)[:20]) or "none"
+    known = record_view.visible(", ".join(sorted(found.metadata_keys)[:20])) or "none"
     output.warn(f"no sample has metadata[{key!r}]; the keys are: {known}" for key in sorted(absent))
 
 
@@ -197,6 +199,7 @@ def _as_data(found: Overview) -> dict[str, Any]:
 def _one_sample(view: View, files: list[RecordFile], name: str) -> None:
     from vime.record.overview import find_sample
     from vime.record.tokens import token_texts
+    from vime_cli import record_view
 
     parts: list[Any] = []
     rows: list[dict[str, Any]] = []
@@ -204,7 +207,7 @@ def _one_sample(view: View, files: list[RecordFile], name: str) -> None:
         sample, known = batch.sample(i), token_texts(batch.header)
         texts = known.of(sample.token_ids[sample.prompt_len :].tolist())
         if known.problem and not view.as_json:
-            output.warn([f"token ids instead of texts: {known.problem}"])
+            output.warn([f"token ids instead of texts: {record_view.visible(known.problem)}"])
         parts += _sample_parts(sample, batch, texts, has_texts=not known.problem)
         rows.append(_sample_data(sample, batch, texts))
     if view.as_json:
@@ -271,6 +274,7 @@ def _diff(view: View, sides: tuple[str, str], limit: int) -> None:
     from vime.record.diff import diff
     from vime.record.files import record_files
     from vime.record.reader import read
+    from vime_cli.record_view import visible
 
     a, b = (record_files(side, view.ids, "--diff") for side in sides)
     only = _only_one_side(a, b)
@@ -285,7 +289,7 @@ def _diff(view: View, sides: tuple[str, str], limit: int) -> None:
     if view.as_json:
         output.data({"is_equal": is_equal, "only_one_side": only, "rollouts": [_diff_data(d) for d in found]})
     else:
-        output.report([*parts, *only, *(d.summary() for d in found)])
+        output.report([*parts, *only, *(visible(d.summary()) for d in found)])
     if not is_equal:
         raise typer.Exit(EXIT_CHECK_FAILED)
 
@@ -324,9 +328,10 @@ def _diff_parts(
 ) -> list[Any]:
     from vime.record.tokens import TokenTexts, token_texts
     from vime_cli import diff_view
+    from vime_cli.record_view import visible
 
     has_tokens = any(s.position is not None for s in found.samples)  # else no tokenizer is needed
     texts = [token_texts(batch.header) if has_tokens else TokenTexts(problem="not needed") for batch in batches]
     if has_tokens and (problem := texts[0].problem or texts[1].problem):
-        output.warn([f"token ids instead of texts: {problem}"])
+        output.warn([f"token ids instead of texts: {visible(problem)}"])
     return diff_view.parts(found, paths, limit, (texts[0], texts[1]))

@@ -290,7 +290,7 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 def _cell(cell: Any) -> Text:
     from rich.text import Text
 
-    return Text("-" if cell is None else str(cell))
+    return Text("-" if cell is None else visible(str(cell)))
 
 
 def _plain(value: Any) -> str:

@@ -122,11 +122,22 @@ def test_a_metadata_key_that_no_sample_has_is_warned_about(template):
 
 def test_off_a_terminal_no_cell_is_cut_and_nothing_can_move_the_cursor(tmp_path):
     long = "x" * 3000 + ESCAPE + "\nend\u202e"
-    write(tmp_path / "x.pt", RolloutBatch.from_samples(0, [sample(0, 0, text=long, prompt_text=long)]))
-    for options in ([], ["--sample", "0/0"]):
-        out = shown("--inspect", tmp_path / "x.pt", *options)
-        assert out.count("x" * 3000 + "\\x1b]0;owned\\x07") == 2
-        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
+    model = {"path": ESCAPE, "tokenizer_digest": ESCAPE, ESCAPE: ESCAPE}
+    one = sample(0, 0, text=long, prompt_text=long, label=ESCAPE, metadata={ESCAPE: ESCAPE})
+    batch = RolloutBatch.from_samples(0, [one]).with_header(model=model, sampling={ESCAPE: 1}, counts={ESCAPE: 1})
+    write(tmp_path / "x.pt", batch)
+    write(tmp_path / "y.pt", record(0))
+    for options in ([], ["--sample", "0/0"], ["--where", "metadata['a'] is None"], ["--diff"]):
+        call = (
+            ["--diff", tmp_path / "x.pt", tmp_path / "y.pt"]
+            if options == ["--diff"]
+            else ["--inspect", tmp_path / "x.pt", *options]
+        )
+        result = vime(*call)
+        assert result.exit_code == (options == ["--diff"]), result.output
+        assert "\\x1b]0;owned\\x07" in result.stdout
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", result.output)
+        assert options == ["--diff"] or result.stdout.count("x" * 3000 + "\\x1b]0;owned\\x07") == 2
 
 
 def test_text_that_no_terminal_can_print(tmp_path):
