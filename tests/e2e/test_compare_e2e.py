@@ -51,7 +51,7 @@ def test_two_packings_agree(workspace, tmp_path, uninterrupted):
     command = replay(workspace, tmp_path, "--ids", "0", *packing)
     assert command.process.returncode == 0, command.text
     assert (
-        "check           PASS  replay against max_tokens_per_micro_batch=4096: 9 quantities within limits"
+        "PASS  replay against max_tokens_per_micro_batch=4096: 9 quantities within limits"
         in command.text
     )
     for quantity in ("weights before", "log_probs", "loss", "gradients", "weights"):

@@ -28,11 +28,13 @@ class Against:
     title       what it is, for people
     references  runs to make before the candidate; the candidate, and those after the first, are compared with the first
     is_asked    False: nobody asked for it, so that what cannot be compared is NOT TESTED
+    is_repeat   the references are the replay itself, without a planted fault
     """
 
     title: str
     references: tuple[Loaded, ...] = ()
     is_asked: bool = True
+    is_repeat: bool = False
 
 
 def against(
@@ -48,7 +50,7 @@ def against(
         raise UsageError(f"--repeat {repeat}: {why}", "--repeat 2 runs the replay twice; --vs LAYOUT|RECORD once each")
     if repeat is not None:
         same = read(files, [*overrides, *_QUIET])
-        return Against(f"itself, {repeat} runs", (same,) * (repeat - 1))
+        return Against(f"itself, {repeat} runs", (same,) * (repeat - 1), is_repeat=True)
     if vs is None or vs.lower() == RECORD:
         return _record(loaded, range(start, loaded.config.run.num_rollouts), is_asked=vs is not None)
     reference = read(files, [*overrides, *layout_overrides(vs), *_QUIET])

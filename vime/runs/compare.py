@@ -111,7 +111,7 @@ class Comparison:
         references = self.against.references
         if not references:
             self._judge(self._recorded, self._candidate, f"replay against {self.against.title}")
-        elif len(references) > 1 or references[0].config.parallel == self.config.parallel:
+        elif self.against.is_repeat:
             run = len(references) + 1
             self._judge(self._trail(0), self._candidate, f"run {run} against run 1 ({self.against.title})")
         else:
