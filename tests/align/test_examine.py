@@ -171,3 +171,11 @@ def test_an_answer_cannot_move_the_cursor_of_a_terminal(folder):
     told = sample(0, response=(40,), text="a\x1b[2J\x07 b\nc", **PROMPT)
     found = examiner(folder, is_training=True)(RolloutBatch.from_samples(0, [told]))
     assert found.worst == ("sample 0/0 completed, log-prob -0.50: a\ufffd[2J\ufffd b c",)
+
+
+def test_a_server_may_compute_in_another_precision(folder, log_probs):
+    """Its dtype is unknown: what bfloat16 rounds is no suspicion, what is more is."""
+    for shift, is_suspected in ((0.1, False), (0.3, True)):
+        servers = Examiner(config_of(folder), load_tokenizer(folder), stop_ids=(2,))
+        found = servers(spread(log_probs, shift=shift))
+        assert any("engine - Hugging Face" in symptom.text for symptom in found.symptoms) == is_suspected

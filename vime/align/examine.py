@@ -140,7 +140,7 @@ class Examiner:
             signals,
             float(self.sampling["temperature"]),
             self.config.rollout.sampling.max_response_len,
-            self.config.model.dtype,
+            "bfloat16" if self.engines is None else self.config.model.dtype,  # a server's dtype is its own
             self.num_layers,
             oracle,
             self._prompts(batch, oracle),
