@@ -49,8 +49,8 @@ def limits(dtype: str, num_layers: int, num_steps_before: int, is_same: bool) ->
 
     Measured, 4 layers, lr 1e-3 (large), tp 2 against 1, before the first step and after it: log-probs 1.4e-6 and 5e-6,
     gradients 1.4e-6 and 7e-6, weights 3e-4 of the step and 6e-4 after four; in bfloat16 0.02 and 0.03, 0.03 and 0.04,
-    0.2 and 0.5. SmolLM2-135M, 30 layers, tp 3: log-probs 1.9e-5, grad norm 2.6e-5, gradients 5.4e-5, weights 1e-3 of the
-    step. A wrong shard, sample or scale shows as 0.1 or more.
+    0.2 and 0.5. SmolLM2-135M, 30 layers, tp 3: log-probs 1.9e-5, grad norm 2.6e-5, gradients 5.4e-5, weights 1e-3 of
+    the step. A wrong shard, sample or scale shows as 0.1 or more.
     """
     if is_same:
         return Limits()
