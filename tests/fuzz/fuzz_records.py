@@ -25,7 +25,7 @@ import torch
 from mutations import Mutator, originals
 
 from vime.errors import UsageError
-from vime.record import describe, read
+from vime.record import read
 from vime.record.packing import pack, unpack
 from vime.types import RolloutBatch
 
@@ -92,9 +92,8 @@ class Summary:
 
 
 def use(batch: RolloutBatch) -> None:
-    """What is accepted can be looked at, trained on and written again."""
+    """What is accepted can be trained on and written again."""
     list(batch.samples())
-    list(describe(batch))
     again = unpack(batch.rollout_id, batch.header, pack(batch))
     assert isinstance(again, RolloutBatch), again
     assert again.token_ids_T.tobytes() == batch.token_ids_T.tobytes()

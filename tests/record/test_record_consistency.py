@@ -105,6 +105,9 @@ CASES = {
     "schema 0": (lambda c, a: c.update(schema_version=0), "has no valid schema version"),
     "a schema that is no number": (lambda c, a: c.update(schema_version=True), "has no valid schema version"),
     "a schema far in the future": (lambda c, a: c.update(schema_version=10**9), "this vime reads up to 2"),
+    "a schema of 400 digits": (lambda c, a: c.update(schema_version=10**400), "has no valid schema version"),
+    "a rollout id of 400 digits": (lambda c, a: c.update(rollout_id=10**400), "rollout_id does not fit 64 bits"),
+    "a number as a key": (lambda c, a: c["header"].update(sampling={"a": {1: 2}}), r"header\.sampling is not plain"),
     "schema 2 named 1": (lambda c, a: c.update(schema_version=1), "columns is NoneType, expected dict"),
 }
 
@@ -122,6 +125,11 @@ CASES_1 = {
     "an unknown status": (lambda c, a: c["columns"]["status"].__setitem__(1, "x\ny"), r"columns\.status\[1\] is none"),
     "no column": (lambda c, a: c["columns"].pop("label"), "columns differs in 'label'"),
     "a column that is no list": (lambda c, a: c["columns"].update(text="ab"), r"columns\.text is not a list"),
+    "a number as a key": (
+        lambda c, a: c["columns"].update(metadata=[{"a": {1: 2}}, {}]),
+        r"\[0\] is not plain",
+    ),
+    "a seed of 400 digits": (lambda c, a: c["columns"].update(seed=[10**400, 1]), r"columns\.seed\[0\] is not plain"),
     "a prompt too long": (put_at("prompt_lens_N", 0, 9), "prompt_lens_N must lie in"),
     "a shorter array": (lambda c, a: a.update(loss_mask_T=a["loss_mask_T"][:2]), "loss_mask_T has 2 entries"),
 }

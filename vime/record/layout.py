@@ -105,7 +105,8 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where}: key {key!r} is a {type(key).__name__}, only str can be a key")
+        shown = "of many digits" if isinstance(key, int) and abs(key) >= _END_INT else repr(key)
+        raise TypeError(f"{where}: key {shown} is a {type(key).__name__}, only str can be a key")
     return str(key)
 
 
@@ -155,6 +156,8 @@ def header_problem(header: Any) -> str | None:
             return f"header.{name} has a key that is not str"
         if inner is not None and not all(isinstance(entry, inner) and not isinstance(entry, bool) for entry in entries):
             return f"header.{name} has an entry that is not {inner.__name__}"
+        if not is_plain(value):
+            return f"header.{name} is not plain data of 64-bit numbers, at most {MAX_DEPTH} levels deep"
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vime.errors import UsageError
 from vime.record import schema1
 from vime.record.archive import format_of, load_plain
-from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem
+from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem, is_plain
 from vime.record.packing import unpack
 from vime.record.upstream import from_upstream
 from vime.types import RolloutBatch, RolloutHeader
@@ -55,10 +55,10 @@ def _from_content(path: Path, content: dict[str, Any]) -> RolloutBatch:
 def check_version(path: Path, content: dict[str, Any], newest: int) -> None:
     """UsageError unless ``schema_version`` is one of 1..newest."""
     version = content.get("schema_version")
-    if type(version) is not int or version < 1:
+    if type(version) is not int or not 1 <= version < 2**31:
         raise UsageError(f"{path} has no valid schema version")
     if version > newest:
-        raise UsageError(f"{path} has schema version {version:.6g}, this vime reads up to {newest}", "use a newer vime")
+        raise UsageError(f"{path} has schema version {version}, this vime reads up to {newest}", "use a newer vime")
 
 
 def check_sum(path: Path, content: dict[str, Any], compute: Callable[[dict[str, Any]], str]) -> None:
@@ -75,7 +75,7 @@ def _top_problem(content: dict[str, Any]) -> str | None:
     for key, kind in {"rollout_id": int, "checksum": str, "header": dict, "arrays": dict}.items():
         if not isinstance(content.get(key), kind) or isinstance(content.get(key), bool):
             return f"{key} is {type(content.get(key)).__name__}, expected {kind.__name__}"
-    return None
+    return None if is_plain(content["rollout_id"]) else "rollout_id does not fit 64 bits"
 
 
 def _problem(content: dict[str, Any]) -> str | None:

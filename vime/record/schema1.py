@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vime.record.layout import COLUMNS, arrays_problem, batch_problem, header_problem, keys_problem
+from vime.record.layout import COLUMNS, MAX_DEPTH, arrays_problem, batch_problem, header_problem, is_plain, keys_problem
 from vime.types import RolloutBatch, RolloutHeader, Status
 
 ARRAYS: dict[str, tuple[str, ...]] = {
@@ -72,6 +72,8 @@ def _entry_problem(columns: Mapping[str, list], num_samples: int) -> str | None:
             if not isinstance(entry, types) or isinstance(entry, bool):
                 expected = " or ".join("None" if t is type(None) else t.__name__ for t in types)
                 return f"columns.{name}[{i}] is {type(entry).__name__}, expected {expected}"
+            if not is_plain(entry):
+                return f"columns.{name}[{i}] is not plain data of 64-bit numbers, at most {MAX_DEPTH} levels deep"
     known = {str(s) for s in Status}
     for i, status in enumerate(columns["status"]):
         if status not in known:

@@ -62,7 +62,7 @@ class _Type:
             raise ValueError(f"byte order {state[1]!r}")
 
 
-class _Array(np.ndarray):
+class Array(np.ndarray):
     """An array of numpy on its way: shape and contents come later, in BUILD."""
 
     def set_state(self, state: Any) -> None:
@@ -110,10 +110,10 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> np.nd
     return (view.astype(np.uint32) << 16).view(np.float32) if is_half else view
 
 
-def _reconstruct(kind: Any, *_: Any) -> _Array:
+def _reconstruct(kind: Any, *_: Any) -> Array:
     if kind != _Named("numpy.ndarray"):
         raise ValueError("an array of another class than numpy.ndarray")
-    return np.empty(0).view(_Array)
+    return np.empty(0).view(Array)
 
 
 def _scalar(kind: Any, data: Any) -> Any:
@@ -188,7 +188,7 @@ class _PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C tak
 
     def load_build(self) -> None:
         state = self.stack.pop()
-        if not isinstance(self.stack[-1], _Array | _Type):
+        if not isinstance(self.stack[-1], Array | _Type):
             raise ValueError("a state for something that has none")
         self.stack[-1].set_state(state)
 
