@@ -54,8 +54,51 @@ def test_lists_tensors_and_arrays_are_normalised(tmp_path):
     assert batch.loss_mask_T.reshape(3, 4)[:, 2:].tolist() == [[True, True], [True, True], [True, False]]
 
 
-def test_reward_dict_takes_its_score(tmp_path):
-    assert read(dump(tmp_path / "d.pt", row(reward={"score": 0.5, "acc": 1}))).rewards_N.tolist() == [0.5]
+def test_reward_dict_takes_its_score_and_keeps_the_others(tmp_path):
+    rows = [row(reward={"score": 0.5, "acc": 1}), row(reward={"score": np.float32(1)}, metadata=None)]
+    batch = read(dump(tmp_path / "d.pt", *rows, row(reward={"score": True, "x": 2}, metadata={"reward": "mine"})))
+    assert batch.rewards_N.tolist() == [0.5, 1.0, 1.0]
+    assert [r["metadata"] for r in batch.rows] == [{"k": 1, "reward": {"acc": 1}}, {}, {"reward": "mine"}]
+
+
+def test_numbers_in_any_wrapping(tmp_path):
+    """Case P16: tensors and arrays without dimensions, booleans, versions as text."""
+    rows = [
+        row(group_index=torch.tensor(4), response_length=np.int64(2), reward=torch.tensor(0.5), label=np.int64(7)),
+        row(group_index=np.int32(4), loss_mask=(True, False), weight_versions=None, remove_sample=np.bool_(False)),
+        row(group_index=4, loss_mask=torch.tensor([True, True]), weight_versions=torch.tensor([9, 8])),
+    ]
+    batch = read(dump(tmp_path / "d.pt", *rows))
+    assert (batch.group_ids_N.tolist(), batch.indices_N.tolist()) == ([4, 4, 4], [0, 1, 2])
+    assert [r["label"] for r in batch.rows] == ["7", "4", "4"]
+    assert batch.loss_mask_T.reshape(3, 4)[:, 2:].tolist() == [[True, True], [True, False], [True, True]]
+    assert [(r["weight_version_min"], r["weight_version_max"]) for r in batch.rows] == [(3, 4), (0, 0), (8, 9)]
+
+
+def test_numbers_that_are_none_are_refused_not_guessed(tmp_path):
+    """Case P16: numpy would make a number, or a missing one, of each of these."""
+    faults = {
+        "tokens": (["5", "6", "7", "8"], "holds something that is not a number"),
+        "rollout_log_probs": ([None, -1.0], "holds something that is not a number"),
+        "loss_mask": ([0.5, 1], "holds numbers other than 0 and 1"),
+        "weight_versions": ("12", "expected a list of whole numbers"),
+        "group_index": (2**70, "int, expected int"),
+        "response_length": (2.0, "2.0, expected int"),
+        "reward": (10**400, "int, expected a finite number"),
+        "label": ([1], "list, expected str, number or None"),
+        "status": (["completed"], "list, expected one of"),
+        "metadata": ({"a": b"x"}, "bytes is not plain data"),
+    }
+    rows = [row(**{key: value}) for key, (value, _) in faults.items()]
+    rows.append(row(tokens=[5, 6, 7, 2**40]))
+    with pytest.raises(UsageError) as caught:
+        read(dump(tmp_path / "d.pt", *rows))
+    lines = caught.value.message.splitlines()[1:]
+    assert len(lines) == len(rows)
+    for i, (line, (key, (_, message))) in enumerate(zip(lines, faults.items(), strict=False)):
+        assert line.startswith(f"samples[{i}].{key}")
+        assert message in line
+    assert lines[-1] == "samples[10].tokens: holds numbers that are not integers of 32 bits"
 
 
 def test_messages_as_prompt_removed_samples_and_empty_answers(tmp_path):
