@@ -108,7 +108,7 @@ def token_row(pair: Pair, quantity: str, limit: float) -> Row:
     worst = tuple(
         f"{pair.token(int(used_T[i]))}: {a[used_T[i]]:.6g} -> {b[used_T[i]]:.6g}"
         for i in np.argsort(-gap)[:SHOWN]
-        if len(over)
+        if gap[i]
     )
     measured = f"max {numbers['max']:.2g}, p99 {numbers['p99']:.2g}, mean {numbers['mean']:.2g}"
     if not numbers["max"]:
@@ -232,7 +232,7 @@ def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, hol
     where = f"{worst.name} ({holders(worst.name)}){note}" if worst.distance else note.strip("; ")
     numbers = {"max relative L2": sizes[worst.name], "min cosine": cosine, "over": len(over), "tensors": len(gaps)}
     limit = _limit(limits.gradients, "relative L2")
-    return Row(rollout_id, "gradients", _verdict(over), measured, limit, where, lines if over else (), numbers)
+    return Row(rollout_id, "gradients", _verdict(over), measured, limit, where, lines, numbers)
 
 
 def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holders: Holders) -> Row:
@@ -259,7 +259,7 @@ def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holde
     where = f"{worst.name} ({holders(worst.name)})" if worst.distance else ""
     numbers = {"max share of the step": sizes[worst.name], "max": largest.max_abs, "over": len(over)}
     limit = _limit(limits.weights, "of the step")
-    return Row(rollout_id, "weights", _verdict(over), measured, limit, where, lines if over else (), numbers)
+    return Row(rollout_id, "weights", _verdict(over), measured, limit, where, lines, numbers)
 
 
 def digest_row(
