@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from fakes import sample
 
 from vime.config.schema import Config
 from vime.metrics import is_known
-from vime.rollout.statistics import SpreadWatch, repeats, statistics, warnings
+from vime.rollout.statistics import SpreadWatch, mean_and_std, repeats, statistics, warnings
 from vime.types import RolloutBatch, RolloutHeader, Status
 
 
@@ -42,6 +43,20 @@ def test_numbers():
         }
     )  # fmt: skip
     assert [name for name in got if not is_known(name)] == []
+
+
+def test_mean_and_std():
+    assert mean_and_std(np.array([1.0, 2.0, 3.0, 6.0])) == (3.0, math.sqrt(3.5))
+    assert mean_and_std(np.array([3e200, -3e200, 3e200, -3e200])) == (0.0, 3e200)
+    values = np.random.default_rng(0).normal(size=99) * 2.0**399
+    assert mean_and_std(values) == (values.mean(), values.std())
+    assert all(map(math.isnan, mean_and_std(np.empty(0))))
+
+
+def test_groups_without_any_reward_are_no_groups_without_spread():
+    samples = [sample(0, i, reward=1.0) for i in range(2)] + [sample(1, i) for i in range(2)]
+    assert statistics(batch_of(*samples))["rollout/zero_spread_group_share"] == 1.0
+    assert math.isnan(statistics(batch_of(*samples[2:]))["rollout/zero_spread_group_share"])
 
 
 def test_groups_are_told_by_id_and_not_by_position():

@@ -1,11 +1,15 @@
 """What rollouts come to, by hand-computed numbers."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 from fakes import sample
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from vime.rollout.statistics import statistics
 from vime.rollout.summary import MAX_VALUES, ROLLOUT_COLUMNS, RolloutSummary, histogram, percentiles
 from vime.types import RolloutBatch, RolloutHeader
 
@@ -133,12 +137,6 @@ def test_an_engine_that_does_not_count_leaves_the_cache_unknown():
     assert dict(summary.rows())["prefix cache"] == "-"
 
 
-def test_a_rollout_that_is_added_again_replaces_the_first():
-    summary = summed()
-    summary.add(batch(1, sample(2, 0, reward=0.0)), 1.0)
-    assert summary.as_dict()["total"]["num_samples"] == 5
-
-
 def test_few_values_have_a_bin_each_and_many_share_bins_of_equal_width():
     values = np.array([0.0, -1.0, 0.5, 0.5, np.nan])
     assert [(b.low, b.high, b.count) for b in histogram(values)] == [(-1, -1, 1), (0, 0, 1), (0.5, 0.5, 2)]
@@ -153,11 +151,59 @@ def test_few_values_have_a_bin_each_and_many_share_bins_of_equal_width():
     assert [row[0] for row in summary.histogram_rows()][::9] == ["[0, 0.1)", "[0.9, 1]"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(-1.7e308, 1.7e308), (1.0, 1.0 + 40 * 2.3e-16), (0.0, 40 * 5e-324)])
-def test_every_finite_reward_is_in_a_bin(low, high):
-    values = np.array([low * (1 - i / 40) + high * (i / 40) for i in range(41)])
-    assert len(np.unique(values)) > MAX_VALUES
-    assert sum(b.count for b in histogram(values)) == 41
+def is_in(value, found, is_last):
+    return found.low <= value < found.high or (is_last and value == found.high)
+
+
+@settings(deadline=None)
+@given(st.sets(st.floats(allow_nan=False, allow_infinity=False), min_size=MAX_VALUES + 1, max_size=30))
+@example({-1.7e308 + i * 8e306 for i in range(20)} | {1.7e308})
+@example({1.0 + i * 2.3e-16 for i in range(41)})
+@example({-1.0000000000000002e-05 + i * 1.7e-21 for i in range(13)})  # steps of two bits: rounding disorders edges
+@example({i * 5e-324 for i in range(41)})
+def test_every_finite_reward_is_counted_in_the_bin_that_holds_it(values):
+    found = histogram(np.array([*values, math.inf, -math.inf, math.nan]))
+    assert [(b.low, b.high) for b in found] == sorted((b.low, b.high) for b in found)
+    assert (found[0].low, found[-1].high) == (min(values), max(values))
+    for b in found:
+        assert b.count == sum(is_in(v, b, b is found[-1]) for v in values)
+    assert sum(b.count for b in found) == len(values)
+
+
+def labels(*rewards):
+    summary = RolloutSummary()
+    summary.add(batch(0, *(sample(0, i, reward=float(r)) for i, r in enumerate(rewards))), 1.0)
+    return [row[0] for row in summary.histogram_rows()]
+
+
+def test_bins_are_told_apart_in_words():
+    assert labels(0.1234567, 0.1234568) == ["0.1234567", "0.1234568"]
+    near = labels(*(1000 + i / 20 for i in range(20)))
+    assert (near[0], near[-1]) == ("[1000, 1000.1)", "[1000.9, 1000.95]")
+    assert len(set(labels(*(1.0 + i * 2.3e-16 for i in range(41))))) == 10
+
+
+def test_huge_rewards_have_a_mean_and_a_spread():
+    """Their squares, and the sum of the largest, are no floats."""
+    for values, mean, std in (([1.7e308, 1.7e308], 1.7e308, 0.0), ([1.7e308, -1.7e308], 0.0, 1.7e308)):
+        summary = RolloutSummary()
+        summary.add(batch(0, *(sample(0, i, reward=r) for i, r in enumerate(values))), 1.0)
+        reward = summary.as_dict()["total"]["reward"]
+        assert (reward["mean"], reward["std"]) == (mean, std)
+
+
+def test_metrics_and_summary_agree_on_a_rollout():
+    """One group flat, one with a spread, one without any reward."""
+    found = batch(0, *(sample(g, i, reward=r) for g, i, r in
+                       ((0, 0, 1.0), (0, 1, 1.0), (1, 0, 0.0), (1, 1, 3.0), (2, 0, None), (2, 1, None))))  # fmt: skip
+    summary = RolloutSummary()
+    summary.add(found, 1.0)
+    total, metrics = summary.as_dict()["total"], statistics(found)
+    assert total["zero_spread_group_share"] == metrics["rollout/zero_spread_group_share"] == 0.5
+    assert total["reward"]["mean"] == metrics["rollout/raw_reward"] == 1.25
+    for name in ("std", "min", "max"):
+        assert total["reward"][name] == metrics[f"rollout/reward/{name}"]
+    assert total["response_len"]["p95"] == metrics["rollout/response_len/p95"]
 
 
 def test_percentiles_lie_between_two_values_in_proportion():

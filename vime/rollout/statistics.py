@@ -1,10 +1,12 @@
 """Numbers and warnings about one rollout; formulas beside the names in ``vime/metrics.py``.
 
 log-probs in nats; T tokens, N samples. A group is all samples with one group id, wherever they stand in the batch.
+Rewards are missing where they are NaN.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from vime.types import RolloutBatch
 
 REPETITION_CHARS = 10_000
 REPETITION_RATIO = 10.0
+MAX_EXPONENT = 400
+"""Squares of values below 2 to this power can be summed; larger ones are scaled by a power of two first."""
 
 
 def statistics(batch: RolloutBatch) -> dict[str, float]:
@@ -26,16 +30,17 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
     """
     rewards_N = batch.rewards_N[~np.isnan(batch.rewards_N)]
     lengths_N, sampled_T = batch.response_lens_N, batch.loss_mask_T
-    constant = _constant_groups(batch)
-    num_groups = len(np.unique(batch.group_ids_N))
+    rewards = rewards_by_group(batch)
+    constant = Counter(next(iter(values)) for values in rewards.values() if len(values) == 1)
+    mean, std = mean_and_std(rewards_N)
     out: dict[str, float] = {
         "rollout/num_samples": len(batch),
-        "rollout/num_groups": num_groups,
+        "rollout/num_groups": len(np.unique(batch.group_ids_N)),
         "rollout/num_tokens": batch.num_tokens,
         "rollout/num_response_tokens": int(lengths_N.sum()),
-        "rollout/raw_reward": float(rewards_N.mean()) if len(rewards_N) else float("nan"),
+        "rollout/raw_reward": mean,
         "rollout/truncated_ratio": _share(batch, "truncated"),
-        "rollout/zero_spread_group_share": sum(constant.values()) / num_groups if num_groups else 0.0,
+        "rollout/zero_spread_group_share": sum(constant.values()) / len(rewards) if rewards else math.nan,
         "rollout/num_reward_timeouts": num_reward_timeouts(batch),
         "rollout/repetition": float(np.mean([repeats(row["text"]) for row in batch.rows])) if len(batch) else 0.0,
     }
@@ -43,7 +48,8 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
     if sampled_T.any():
         out["rollout/rollout_log_probs"] = float(batch.rollout_log_probs_T[sampled_T].astype(np.float64).mean())
     if len(rewards_N):
-        out |= {f"rollout/reward/{f}": float(getattr(rewards_N, f)()) for f in ("std", "min", "max")}
+        least, most = float(rewards_N.min()), float(rewards_N.max())
+        out |= {"rollout/reward/std": std, "rollout/reward/min": least, "rollout/reward/max": most}
     out |= _lengths("rollout/response_len/", lengths_N, ("mean", "median", "min", "max", "p95"))
     out |= _lengths("rollout/prompt_len/", batch.prompt_lens_N, ("mean", "min", "max"))
     for reward, count in sorted(constant.items()):
@@ -51,6 +57,25 @@ def statistics(batch: RolloutBatch) -> dict[str, float]:
         out[name] = out.get(name, 0) + count
     out |= {f"rollout/status/{s}": n for s, n in sorted(Counter(row["status"] for row in batch.rows).items())}
     return out | {f"rollout/dropped/{cause}": n for cause, n in dropped_groups(batch).items()}
+
+
+def rewards_by_group(batch: RolloutBatch) -> dict[int, set[float]]:
+    """Group id -> the different rewards of its samples; a group of which no sample has a reward is left out."""
+    rewards: dict[int, set[float]] = {}
+    for group_id, reward in zip(batch.group_ids_N.tolist(), batch.rewards_N.tolist(), strict=True):
+        if not math.isnan(reward):
+            rewards.setdefault(group_id, set()).add(reward)
+    return rewards
+
+
+def mean_and_std(values_N: np.ndarray) -> tuple[float, float]:
+    """Mean and population standard deviation; NaN over nothing. Neither overflows where the values are finite."""
+    if not len(values_N):
+        return math.nan, math.nan
+    exponent = int(np.frexp(np.abs(values_N).max())[1])
+    exponent = exponent if exponent > MAX_EXPONENT else 0
+    scaled_N = np.ldexp(values_N.astype(np.float64), -exponent)
+    return float(np.ldexp(scaled_N.mean(), exponent)), float(np.ldexp(scaled_N.std(), exponent))
 
 
 def dropped_groups(batch: RolloutBatch) -> dict[str, int]:
@@ -115,15 +140,6 @@ def repeats(text: str) -> bool:
     """Whether the last 10,000 characters shrink more than tenfold under zlib."""
     tail = text[-REPETITION_CHARS:].encode("utf-8", "surrogatepass")
     return len(tail) > REPETITION_RATIO * len(zlib.compress(tail)) if tail else False
-
-
-def _constant_groups(batch: RolloutBatch) -> Counter[float]:
-    """Reward -> number of groups all of whose rewards equal it."""
-    rewards: dict[int, set[float]] = {}
-    for group_id, reward in zip(batch.group_ids_N.tolist(), batch.rewards_N.tolist(), strict=True):
-        if reward == reward:
-            rewards.setdefault(group_id, set()).add(reward)
-    return Counter(next(iter(values)) for values in rewards.values() if len(values) == 1)
 
 
 def _share(batch: RolloutBatch, status: str) -> float:

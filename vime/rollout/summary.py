@@ -1,6 +1,6 @@
 """What a run of rollouts comes to: rewards, lengths, ends, speed, cache, the options in effect. Arithmetic alone.
 
-Rewards that are missing (NaN) are counted and left out of every mean; a number over nothing is None.
+Rewards that are missing (NaN) are left out of every number but ``num_samples``; a number over nothing is None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vime.rollout.statistics import dropped_groups
+from vime.rollout.statistics import dropped_groups, mean_and_std, rewards_by_group
 from vime.types import RolloutBatch, Status
 
 MAX_VALUES = 12
@@ -54,15 +54,13 @@ class Part:
 
     def describe(self) -> dict[str, Any]:
         """Plain data; the keys are documented in docs/formats.md."""
-        rewards_N = self.rewards_N[np.isfinite(self.rewards_N)]
         num_response_tokens = int(self.response_lens_N.sum())
         return {
             "num_groups": self.num_groups,
             "num_samples": len(self.rewards_N),
             "num_response_tokens": num_response_tokens,
-            "reward": {"num_scored": len(rewards_N)}
-            | {f: float(getattr(rewards_N, f)()) if len(rewards_N) else None for f in ("mean", "std", "min", "max")},
-            "histogram": [{"low": b.low, "high": b.high, "count": b.count} for b in histogram(rewards_N)],
+            "reward": _moments(self.rewards_N[~np.isnan(self.rewards_N)]),
+            "histogram": [{"low": b.low, "high": b.high, "count": b.count} for b in histogram(self.rewards_N)],
             "zero_spread_group_share": _ratio(self.num_constant_groups, self.num_scored_groups),
             "response_len": percentiles(self.response_lens_N),
             "prompt_len": percentiles(self.prompt_lens_N),
@@ -89,9 +87,9 @@ class RolloutSummary:
         """The next rollout, which took ``seconds`` to generate and score; ``num_cached`` as in ``Part``."""
         self.parts[batch.rollout_id] = _part(batch, seconds, num_cached)
         self._keep_longest(batch)
-        for i in (i for i, row in enumerate(batch.rows) if "failure" in row["metadata"]):
-            if len(self.failures) < NUM_FAILURES:
-                self.failures[_name(batch, i)] = _shown(batch.rows[i]["metadata"]["failure"])
+        for i, row in enumerate(batch.rows):
+            if "failure" in row["metadata"] and len(self.failures) < NUM_FAILURES:
+                self.failures[_name(batch, i)] = _shown(row["metadata"]["failure"])
         header = batch.header
         origins = header.sampling_origin
         self.sampling = {n: {"value": v, "origin": origins.get(n, "")} for n, v in header.sampling.items()}
@@ -135,7 +133,7 @@ class RolloutSummary:
         """(reward or range of rewards, samples, their share of all that have a reward)."""
         bins = histogram(self.total().rewards_N)
         num_scored = sum(b.count for b in bins)
-        return [(_range(b, is_last=b is bins[-1]), b.count, b.count / num_scored) for b in bins]
+        return [(name, b.count, b.count / num_scored) for name, b in zip(_ranges(bins), bins, strict=True)]
 
     def rollout_rows(self) -> list[tuple[str, ...]]:
         """One row per rollout under ``ROLLOUT_COLUMNS``."""
@@ -188,13 +186,15 @@ ROLLOUT_LEGEND = "(p50 p95 max: response length; flat: no spread; cut: at the li
 
 
 def histogram(rewards_N: np.ndarray) -> list[Bin]:
-    """Rewards float64 [N] in bins; NaN is left out. One bin per value where there are few, else equal widths."""
+    """Rewards float64 [N] in bins; what is not finite is left out. One bin per value where there are few, else equal
+    widths."""
     rewards_N = rewards_N[np.isfinite(rewards_N)]
     values, counts = np.unique(rewards_N, return_counts=True)
     if len(values) <= MAX_VALUES:
         return [Bin(float(v), float(v), int(c)) for v, c in zip(values, counts, strict=True)]
     part = np.linspace(0.0, 1.0, NUM_BINS + 1)
     edges = values[0] * (1.0 - part) + values[-1] * part  # np.histogram refuses the widest and the narrowest ranges
+    edges = np.clip(np.maximum.accumulate(edges), values[0], values[-1])  # where rounding puts them out of order
     which_N = np.clip(np.searchsorted(edges, rewards_N, side="right") - 1, 0, NUM_BINS - 1)
     counts = np.bincount(which_N, minlength=NUM_BINS)
     return [Bin(float(a), float(b), int(c)) for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)]
@@ -206,10 +206,7 @@ def percentiles(values_N: np.ndarray) -> dict[str, float | None]:
 
 
 def _part(batch: RolloutBatch, seconds: float, num_cached: tuple[int, int] | None) -> Part:
-    rewards: dict[int, set[float]] = {}
-    for group_id, reward in zip(batch.group_ids_N.tolist(), batch.rewards_N.tolist(), strict=True):
-        if reward == reward:
-            rewards.setdefault(group_id, set()).add(reward)
+    rewards = rewards_by_group(batch)
     return Part(
         rewards_N=batch.rewards_N,
         response_lens_N=batch.response_lens_N,
@@ -222,6 +219,14 @@ def _part(batch: RolloutBatch, seconds: float, num_cached: tuple[int, int] | Non
         seconds=seconds,
         num_cached=num_cached,
     )
+
+
+def _moments(rewards_N: np.ndarray) -> dict[str, Any]:
+    if not len(rewards_N):
+        return {"num_scored": 0, "mean": None, "std": None, "min": None, "max": None}
+    mean, std = mean_and_std(rewards_N)
+    extremes = {"min": float(rewards_N.min()), "max": float(rewards_N.max())}
+    return {"num_scored": len(rewards_N), "mean": mean, "std": std} | extremes
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -252,10 +257,17 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _range(found: Bin, is_last: bool) -> str:
-    if found.low == found.high:
-        return f"{found.low:g}"
-    return f"[{found.low:.3g}, {found.high:.3g}{']' if is_last else ')'}"
+def _ranges(bins: Sequence[Bin]) -> list[str]:
+    """Each bin in words, with as many digits as tell all bounds apart."""
+    bounds = {bound for b in bins for bound in (b.low, b.high)}
+    least = 6 if all(b.low == b.high for b in bins) else 3
+    digits = next(d for d in range(least, 18) if len({f"{bound:.{d}g}" for bound in bounds}) == len(bounds))
+    return [
+        f"{b.low:.{digits}g}"
+        if b.low == b.high
+        else f"[{b.low:.{digits}g}, {b.high:.{digits}g}{']' if b is bins[-1] else ')'}"
+        for b in bins
+    ]
 
 
 def _reward(d: Mapping[str, Any], num_samples: int) -> str:
