@@ -150,6 +150,14 @@ def test_at_the_start_other_weights_are_a_mismatch(folder):
     assert check.measured.startswith("first mismatch: rollout 0, weights before")
 
 
+def test_a_record_by_a_literal_name_is_the_rollout_that_was_asked_for(folder):
+    """Its file says rollout 1; the replay trains on it as rollout 0."""
+    debug = {"load_rollout_data": str(folder / "data_1.pt"), "train_only": True}
+    rows, check, _ = judged(folder, record(0), debug=debug)
+    assert check.verdict == Verdict.PASS
+    assert {rollout_id for rollout_id, _ in rows} == {0}
+
+
 def test_what_is_missing_or_of_another_rollout_is_said(folder):
     (folder / "data_1.train.pt").unlink()
     rows, check, _ = judged(folder, record(0), record(1))

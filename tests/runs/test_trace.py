@@ -70,6 +70,15 @@ def test_the_weights_trained_from_are_those_of_the_sync_before():
     assert [r.header.weights_before for r in records] == before
 
 
+def test_a_record_by_a_literal_name_counts_as_the_rollout_of_the_loop(monkeypatch):
+    """Its own id is that of the run it was recorded in."""
+    produce = Rollouts.produce
+    monkeypatch.setattr(Rollouts, "produce", lambda self, rollout_id: produce(self, rollout_id + 7))
+    records, steps, _ = run(config())
+    assert [r.rollout_id for r in records] == [0, 1]
+    assert {rollout_id for rollout_id, _ in steps} == {0, 1}
+
+
 def test_without_a_reference_model_there_are_no_ref_log_probs():
     records, _, _ = run(config(algo={"log_ref": False}))
     assert len(records[0].ref_log_probs_T) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Judge:
             candidate = self.candidate.record(rollout_id)
             assert candidate is not None
             reference = self.reference.record(rollout_id)
-            batch = rollouts.produce(rollout_id)
+            batch = replace(rollouts.produce(rollout_id), rollout_id=rollout_id)
             reason = self._obstacle(reference, candidate, rollout_id)
             if reason or reference is None:
                 return [

@@ -51,6 +51,7 @@ class Trace:
     _advantages: list[np.ndarray] = field(default_factory=list)
     _losses: list[tuple[float, int, int]] = field(default_factory=list)
     _weights_before: str = ""
+    _rollout_id: int = 0
 
     def begin(self, batch: RolloutBatch, log_probs_T: np.ndarray) -> None:
         header = TrainingHeader(
@@ -62,7 +63,7 @@ class Trace:
         )
         nothing = np.empty(0, np.float32)
         self._open = TrainingRecord(
-            batch.rollout_id, header, batch.offsets, log_probs_T, nothing, nothing, np.empty(0), np.empty(0, np.int32)
+            self._rollout_id, header, batch.offsets, log_probs_T, nothing, nothing, np.empty(0), np.empty(0, np.int32)
         )
         self._advantages, self._losses = [], []
 
@@ -81,6 +82,7 @@ class Trace:
 
     def synced(self, manifest: WeightManifest) -> None:
         self._weights_before = manifest_digest(manifest)
+        self._rollout_id = manifest.version  # v rollouts are behind it; a record by a literal name has an id of its own
         record, self._open = self._open, None
         if record is None:  # the first sync comes before any training
             return
