@@ -6,9 +6,11 @@ Rewards that are missing (NaN) are left out of every number but ``num_samples``;
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -194,7 +196,6 @@ def histogram(rewards_N: np.ndarray) -> list[Bin]:
         return [Bin(float(v), float(v), int(c)) for v, c in zip(values, counts, strict=True)]
     part = np.linspace(0.0, 1.0, NUM_BINS + 1)
     edges = values[0] * (1.0 - part) + values[-1] * part  # np.histogram refuses the widest and the narrowest ranges
-    edges = np.clip(np.maximum.accumulate(edges), values[0], values[-1])  # where rounding puts them out of order
     which_N = np.clip(np.searchsorted(edges, rewards_N, side="right") - 1, 0, NUM_BINS - 1)
     counts = np.bincount(which_N, minlength=NUM_BINS)
     return [Bin(float(a), float(b), int(c)) for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)]
@@ -258,10 +259,11 @@ def _plain(value: Any) -> str:
 
 
 def _ranges(bins: Sequence[Bin]) -> list[str]:
-    """Each bin in words, with as many digits as tell all bounds apart."""
-    bounds = {bound for b in bins for bound in (b.low, b.high)}
+    """Each bin in words, with so many digits that no bound moves by more than a twentieth of the narrowest bin."""
+    bounds = sorted({bound for b in bins for bound in (b.low, b.high)})
+    most = min((b - a for a, b in pairwise(bounds)), default=math.inf) / 20
     least = 6 if all(b.low == b.high for b in bins) else 3
-    digits = next(d for d in range(least, 18) if len({f"{bound:.{d}g}" for bound in bounds}) == len(bounds))
+    digits = next(d for d in range(least, 18) if all(abs(float(f"{b:.{d}g}") - b) <= most for b in bounds))
     return [
         f"{b.low:.{digits}g}"
         if b.low == b.high
