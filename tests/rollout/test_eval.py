@@ -79,9 +79,10 @@ def test_what_gets_no_answer_is_counted_and_not_replaced():
     assert sorted(set(batch.group_ids_N.tolist())) == [0, 2]
     assert batch.header.counts == {"dropped_aborted": 1, "status_completed": 4}
     assert eval_statistics(batch)["dropped/aborted"] == 1
-    with pytest.raises(VimeError, match="evaluation: no prompt got an answer"):
+    with pytest.raises(VimeError, match="evaluation: none of 1 prompts got an answer; left out: aborted 1") as nothing:
         evaluated(config_of(), FakeEngine(only_group_1), eval=[prompt(1)])
-    with pytest.raises(VimeError, match="evaluation of hard: no prompt got an answer"):
+    assert "see the engine's log" in nothing.value.hint
+    with pytest.raises(VimeError, match="evaluation of hard: none of 1 prompts got an answer"):
         evaluated(config_of({"hard": HARD}), FakeEngine(only_group_1), hard=[prompt(1)])
 
 

@@ -166,6 +166,22 @@ def test_time_limit_names_who_is_awaited():
         rollouts_of(FakeEngine(delays={1: 60.0, 3: 60.0}), config=config).produce(0)
 
 
+def test_what_goes_wrong_when_time_is_up_is_not_the_cause():
+    class Untidy(FakeEngine):
+        async def generate(self, prompt, seeds, sampling=None):
+            try:
+                return await super().generate(prompt, seeds, sampling)
+            finally:
+                if prompt.group_id == 1:
+                    raise ConnectionError("closed while it was read from")
+
+    config = config_of(timeout_seconds=0.1)
+    engine = Untidy(delays={1: 60.0})
+    engine_of_others = FakeEngine()
+    with pytest.raises(VimeError, match=r"timeout_seconds=0\.1; pending: engine \d: groups 1$"):
+        rollouts_of(engine_of_others, engine, config=config).produce(0)
+
+
 def test_a_reward_that_fails_names_group_and_cause():
     """Case T08."""
 
@@ -212,7 +228,7 @@ def test_resume_goes_on_with_the_next_prompts():
 
 
 USER = """
-import gc
+import asyncio
 
 import numpy as np
 from vime.types import Sample, Status
@@ -264,6 +280,19 @@ async def unmasked(engine, prompt, seeds, sampling):
         s.loss_mask[:] = False
     return samples
 
+async def encoded_again(engine, prompt, seeds, sampling):
+    samples = await engine.generate(prompt, seeds)
+    for s in samples:
+        s.token_ids = np.append(s.token_ids, 7).astype(np.int32)
+    return samples
+
+async def cancels(engine, prompt, seeds, sampling):
+    if prompt.group_id == 2:
+        task = asyncio.ensure_future(engine.generate(prompt, seeds))
+        task.cancel()
+        await task
+    return await engine.generate(prompt, seeds)
+
 async def raises(engine, prompt, seeds, sampling):
     raise KeyError("tool")
 
@@ -298,6 +327,7 @@ def test_user_generation(user):
         ("shuffled", r"returned sample 0/3 at place 0"),
         ("reencoded", r"sample 0/0: has 4 sampled tokens without log-probs"),
         ("text_only", r"sample 0/0: has text but no response tokens"),
+        ("encoded_again", r"ValueError: sample 0/0: unequal lengths {'token_ids': 7, 'loss_mask': 6"),
         ("unmasked", r"sample 0/0: has 4 response tokens and none that the policy sampled"),
         ("raises", r"KeyError: 'tool'"),
     ],
@@ -308,6 +338,11 @@ def test_what_a_user_function_must_return(user, name, what):
         VimeError, match=rf"^rollout\.generate \(my_generate:{name}, engine 0\) failed on group 0: {what}"
     ):
         user(name).produce(0)
+
+
+def test_a_user_function_that_cancels_itself(user):
+    with pytest.raises(VimeError, match=r"^rollout\.generate \(my_generate:cancels, engine 0\): groups 2: cancelled"):
+        user("cancels").produce(0)
 
 
 def test_user_functions_are_checked_before_anything_starts(user):

@@ -1,9 +1,13 @@
 """Prompt tokens that engines had in their caches: counted per rollout, for all engines together."""
 
+import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from fakes import FakeEngine
 
+from vime.errors import VimeError
+from vime.rollout import prefix_cache
 from vime.rollout.prefix_cache import CountedRollouts
 
 
@@ -39,6 +43,17 @@ def test_what_was_counted_before_belongs_to_no_rollout():
     assert [rollouts.produce(i) for i in (0, 1)] == [0, 1]
     assert reported == [(20, 8), (20, 8)]
     assert rollouts.state_dict() == {"produced": [0, 1]}
+
+
+def test_an_engine_that_hangs(monkeypatch):
+    monkeypatch.setattr(prefix_cache, "ANSWER_SECONDS", 0.05)
+
+    class Hanging(Counting):
+        async def prefix_cache(self):
+            await asyncio.sleep(60)
+
+    with pytest.raises(VimeError, match=r"did not say within 0\.05 s"):
+        CountedRollouts(Rollouts([]), [Hanging()], print).produce(0)
 
 
 def test_an_engine_that_does_not_count():

@@ -159,10 +159,21 @@ def run(turns, engine, observed=(60, 61), **sampling):
 def test_the_length_limit_is_for_the_whole_response():
     engine = Scripted(*[([40, 41, STOP], Status.COMPLETED)] * 9)
     found = run(Turns(prompt(3), 0, 0, max_response_len=9), engine, min_response_len=2)
-    assert [r[2]["max_response_len"] for r in engine.requests] == [9, 4]  # then 3 + 2 + 3 + 2 are over 9
+    assert [r[2] for r in engine.requests] == [  # then 3 + 2 + 3 + 2 are over 9
+        {"max_response_len": 9, "min_response_len": 2},
+        {"max_response_len": 4, "min_response_len": 2},
+    ]
     assert (found.response_len, found.status) == (8, Status.TRUNCATED)  # not the observation nobody answered
     assert found.loss_mask[-1]
     assert engine.requests[1][1] == [turn_seed(0, 1)]
+
+
+def test_only_the_limit_of_the_length_is_added_to_the_options():
+    """What the call leaves out is as in rollout.sampling, min_response_len too."""
+    engine = FakeEngine()
+    asyncio.run(Turns(prompt(3), 0, 0, max_response_len=9).ask(engine, {}))
+    asyncio.run(Turns(prompt(3), 0, 0).ask(engine, {"top_k": 5}))
+    assert [r[2] for r in engine.requests] == [{"max_response_len": 9}, {"top_k": 5}]
 
 
 def test_a_turn_may_have_a_limit_of_its_own():
@@ -187,10 +198,20 @@ def test_an_aborted_turn_ends_the_sample(status):
     found = run(Turns(prompt(3), 0, 0), engine)
     assert found.status is status
     assert len(engine.requests) == 2
+    assert found.token_ids.tolist() == [3, 3, 40, STOP, 60, 61, 41]  # up to where it ended
     turns = Turns(prompt(3), 0, 0)
     turns.add(answer_to(turns.prompt, [40], status=status))
     turns.add(answer_to(turns.prompt, [41]))
     assert turns.sample().status is status
+
+
+def test_why_a_turn_failed_stays_with_the_sample():
+    """Case R18: without it the group would be replaced in vime rollout, not judged."""
+    turns = Turns(prompt(3), 0, 0)
+    turns.add(answer_to(turns.prompt, [40]))
+    turns.add(answer_to(turns.prompt, [0], [float("nan")], status=Status.FAILED, metadata={"failure": "not finite"}))
+    found = turns.sample()
+    assert (found.status, found.metadata) == (Status.FAILED, {"failure": "not finite", "num_turns": 2})
 
 
 GENERATE = """

@@ -19,7 +19,7 @@ from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.protocols import Reward, RolloutEngine
 from vime.rollout.groups import GroupRunner, OnProgress
-from vime.rollout.live import filled, load_generate
+from vime.rollout.live import HINTS, filled, load_generate
 from vime.rollout.seeds import EVALUATION, seed_for
 from vime.rollout.statistics import dropped_groups
 from vime.types import Prompt, RolloutBatch, RolloutHeader
@@ -68,7 +68,9 @@ def _evaluate(
     dropped = Counter(o.dropped for o in outcomes if o.dropped is not None)
     samples = [sample for o in outcomes if o.dropped is None for sample in o.samples]
     if not samples:
-        raise VimeError(f"evaluation{of_set(name)}: no prompt got an answer; left out: {dict(dropped)}")
+        causes = ", ".join(f"{cause} {n}" for cause, n in dropped.most_common())
+        text = f"evaluation{of_set(name)}: none of {len(prompts)} prompts got an answer; left out: {causes}"
+        raise VimeError(text, next((HINTS[cause] for cause, _ in dropped.most_common(1)), None))
     origins = header.sampling_origin | _origins(config, name)
     header = replace(header, sampling=header.sampling | sampling, sampling_origin=origins)
     return RolloutBatch.from_samples(version, samples, filled(header, samples, dropped, config))

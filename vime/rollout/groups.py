@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class GroupRunner:
         if not tasks:
             return []
         _, pending = await asyncio.wait(tasks, timeout=timeout_seconds, return_when=asyncio.FIRST_EXCEPTION)
-        where = dict(self._where)
+        where, failure = dict(self._where), self._first_failure  # what cancelling brings forth is no cause
         if pending:
             for task in pending:
                 task.cancel()
@@ -87,14 +87,17 @@ class GroupRunner:
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # looked at, or asyncio logs every one that is not the first
-        if self._first_failure is not None:
-            raise _failure(*self._first_failure, where) from self._first_failure[1]
+        if failure is not None:
+            raise _failure(*failure, where) from failure[1]
         if pending:
             raise VimeError(
                 f"no complete rollout within rollout.timeout_seconds={self.config.rollout.timeout_seconds:g}; "
                 f"pending: {_pending(where)}",
                 "raise the limit, or lower rollout_batch_size or sampling.max_response_len",
             )
+        if where:
+            text = f"{_pending(where)}: cancelled from within, without an answer"
+            raise VimeError(text, "a function that cancels a task of its own must catch asyncio.CancelledError of it")
         return [task.result() for task in tasks]
 
     async def _group(
@@ -116,14 +119,14 @@ class GroupRunner:
     async def _generate(self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None) -> Outcome:
         at = min(range(len(self.engines)), key=lambda i: self._outstanding_tokens[i])
         engine = self.engines[at]
-        cost = len(seeds) * (len(prompt.token_ids) + self.config.rollout.sampling.max_response_len)
+        effective = self.config.rollout.sampling.model_dump() | dict(sampling or {})
+        cost = len(seeds) * (len(prompt.token_ids) + effective["max_response_len"])
         self._outstanding_tokens[at] += cost
         self._where[prompt.group_id] = f"engine {at}"
         try:
             if self.generate is None:
                 samples = await engine.generate(prompt, seeds, sampling)
             else:
-                effective = self.config.rollout.sampling.model_dump() | dict(sampling or {})
                 self._where[prompt.group_id] = f"rollout.generate ({self.config.rollout.generate}, engine {at})"
                 answer = self.generate(engine, prompt, seeds, effective)
                 if not inspect.isawaitable(answer):
@@ -172,6 +175,7 @@ def check_answers(prompt: Prompt, seeds: Sequence[int], samples: Any, is_from_us
     for index, sample in enumerate(samples):
         if (sample.group_id, sample.index) != (prompt.group_id, index):
             raise VimeError(f"returned {sample.name} at place {index}; {expected}")
+        replace(sample)  # all that holds of a Sample is checked again: a function may have changed its fields
         problem = _text_only_problem(sample) if is_from_user else _prompt_problem(sample, prompt)
         if problem and sample.status.is_trainable:
             raise VimeError(f"{sample.name}: {problem}")

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from vime.errors import VimeError
 from vime.protocols import RolloutEngine, Rollouts
 from vime.types import RolloutBatch
+
+ANSWER_SECONDS = 60.0
 
 
 @runtime_checkable
@@ -42,9 +45,14 @@ class CountedRollouts:
 
 
 async def read(engines: Sequence[RolloutEngine]) -> tuple[int, int] | None:
-    """The counts of all engines together; None if one does not count."""
+    """The counts of all engines together; None if one does not count. VimeError if one does not answer."""
     counting = [engine for engine in engines if isinstance(engine, CountsPrompts)]
     if len(counting) < len(engines):
         return None
-    counts = await asyncio.gather(*(engine.prefix_cache() for engine in counting))
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            counts = await asyncio.gather(*(engine.prefix_cache() for engine in counting))
+    except TimeoutError as error:
+        text = f"an engine did not say within {ANSWER_SECONDS:g} s what it found in its prefix cache"
+        raise VimeError(text, "see the engines' log: one of them hangs") from error
     return sum(prompt for prompt, _ in counts), sum(cached for _, cached in counts)

@@ -61,6 +61,7 @@ class Turns:
         self._texts: list[str] = []
         self._num_kept = 0  # parts up to the last answer, the prompt not counted
         self._versions: list[int] = []
+        self._metadata = dict(prompt.metadata)
 
     @property
     def name(self) -> str:
@@ -93,7 +94,8 @@ class Turns:
         """Send all tokens so far, add the answer and return it; None where no room is left, or an answer was aborted.
 
         ``sampling``: fields of rollout.sampling for this turn; its ``max_response_len`` is the limit of the turn, cut
-        to ``room``. Raises PromptTooLong at the first turn alone: later, the sample ends there, truncated.
+        to ``room`` (all of ``room`` where it names none). Raises PromptTooLong at the first turn alone: later, the
+        sample ends there, truncated.
         """
         if self.status is not None and not self.status.is_trainable:
             return None
@@ -103,7 +105,6 @@ class Turns:
         options = dict(sampling)
         if self.room is not None:
             options["max_response_len"] = min(options.get("max_response_len", self.room), self.room)
-            options["min_response_len"] = min(options.get("min_response_len", 0), options["max_response_len"])
         try:
             (answer,) = await engine.generate(self.prompt, [self.seed], options)
         except PromptTooLong:
@@ -128,6 +129,7 @@ class Turns:
         self._texts.append(answer.text)
         self._num_kept = len(self._texts)
         self._versions += [answer.weight_version_min, answer.weight_version_max]
+        self._metadata |= answer.metadata  # with the reason, where the answer failed
         if self.status is None or self.status.is_trainable:
             self.status = answer.status
         self.num_turns += 1
@@ -174,7 +176,7 @@ class Turns:
             seed=self.first_seed,
             weight_version_min=min(self._versions, default=0),
             weight_version_max=max(self._versions, default=0),
-            metadata=dict(self.start.metadata) | {"num_turns": self.num_turns},
+            metadata=self._metadata | {"num_turns": self.num_turns},
         )
 
     @property
