@@ -94,7 +94,7 @@ class Observer:
             self._examined(self.examine(batch))
 
     def _examined(self, found: Examination) -> None:
-        """In training only what is wrong is said, and once as long as it stays."""
+        """A clean rollout is shown in full once; in training only what is wrong is said, once as long as it stays."""
         before = self.examinations[-1].level if self.examinations else Level.PASS
         self.examinations.append(found)
         if not self.config.debug.rollout_only and found.level == before != Level.PASS:
@@ -102,7 +102,7 @@ class Observer:
         elif found.check.verdict != Verdict.PASS:
             self.progress.warn(str(found))
         elif self.config.debug.rollout_only:
-            self.progress.note(str(found))
+            self.progress.note(str(found) if len(self.examinations) == 1 else found.line)
 
     def verdicts(self) -> list[CheckResult]:
         """All checks of the run; of the rollouts' coherence the worst."""

@@ -55,7 +55,7 @@ def test_a_clean_rollout_has_no_symptom():
     check = check_of(found, [], None, is_training=False)
     assert (check.verdict, check.measured) == (
         Verdict.PASS,
-        "PASS: mean |engine - Hugging Face| 0 nats (limit 1e-05)",
+        "mean |engine - Hugging Face| 0 nats (limit 1e-05)",
     )
 
 

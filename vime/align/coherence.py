@@ -312,7 +312,7 @@ def check_of(case: Case, found: list[Symptom], state: EngineState | None, is_tra
     if is_training and verdict == Verdict.FAIL:
         verdict = Verdict.WARN
     if level == Level.PASS:
-        return CheckResult(NAME, verdict, f"{level}: {_agreement(case)}")
+        return CheckResult(NAME, verdict, _agreement(case))
     cause, next_step, evidence = cause_of(case, state)
     measured = f"{level}: " + "; ".join(symptom.text for symptom in found[:2])
     return CheckResult(NAME, verdict, measured, "", evidence, cause, next_step)

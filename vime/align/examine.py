@@ -75,6 +75,11 @@ class Examination:
             lines += [f"  likely: {self.check.cause}", f"  try: {self.check.next_step}"]
         return "\n".join(lines)
 
+    @property
+    def line(self) -> str:
+        """The verdict on one line, for one that repeats."""
+        return f"coherence of rollout {self.rollout_id}: {self.level}, {self.check.measured}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {
