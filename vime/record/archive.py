@@ -108,13 +108,12 @@ def _extent_problem(content: Any, limit: int) -> str | None:
     extent = 0
     while waiting:
         value, depth = waiting.pop()
-        extent += 1
         if depth > MAX_DEPTH:
             return f"nests containers more than {MAX_DEPTH} levels deep; no record does"
         if isinstance(value, np.ndarray):
             extent += value.nbytes
         elif isinstance(value, dict | list | tuple):
-            extent += len(value)
+            extent += EXTENT + len(value)  # at least a byte in the file each, if they are not one and the same
             parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
             if not set(map(type, parts)) <= _LEAVES:
                 waiting += [(part, depth + 1) for part in parts]
