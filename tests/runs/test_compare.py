@@ -156,6 +156,8 @@ def test_a_record_by_a_literal_name_is_the_rollout_that_was_asked_for(folder):
     rows, check, _ = judged(folder, record(0), debug=debug)
     assert check.verdict == Verdict.PASS
     assert {rollout_id for rollout_id, _ in rows} == {0}
+    _, check, _ = judged(folder, record(0, before="other"), debug=debug)
+    assert check.cause.startswith("the recorded run had trained on 1 rollouts before")
 
 
 def test_what_is_missing_or_of_another_rollout_is_said(folder):
@@ -196,6 +198,26 @@ def test_tensors_on_disk_are_compared_by_name(folder):
     assert rows["gradients"].where == "model.norm.weight (rank 0); clipped to 1"
     assert rows["gradients"].numbers["max relative L2"] == pytest.approx(0.1)
     assert rows["weights"].numbers["max share of the step"] == pytest.approx(0.2)
+
+
+def test_other_weights_at_the_start_are_a_mismatch_wherever_it_is(folder):
+    """Of two replays both start from model.path."""
+    trails = []
+    for name, before in (("a", "v0"), ("b", "other")):
+        made = Trail(folder / name, keeps_tensors=True)
+        made.folder.mkdir()
+        made.put(record(1, before))
+        for version in (1, 2):
+            value = torch.full((4,), float(version if name == "a" else -version))
+            list(written(made.weights(version), [("model.norm.weight", value)]))
+        list(written(made.gradients(1, 0), [("model.norm.weight", torch.ones(4))]))
+        trails.append(made)
+    judge = Judge(config(folder), range(1, 2), *trails, True)
+    judge.tokenizer = TOKENIZER
+    check = verdict_of("replay", judge.rows())
+    assert check.measured == (
+        "first mismatch: rollout 1, weights before: 0 of 1 tensors equal; model.norm.weight (rank 0)"
+    )
 
 
 def test_without_gradients_the_reason_is_said(folder):

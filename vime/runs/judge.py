@@ -82,9 +82,10 @@ class Judge:
             return "there is no training record beside the record (vime train writes it since it records rollouts)"
         if reference.header.rollout_digest != candidate.header.rollout_digest:
             return "the training record belongs to another rollout than the record beside it"
-        before = reference.header.weights_before
-        if rollout_id == self.ids.start > 0 and before and before != candidate.header.weights_before:
-            return f"the recorded run had trained on {rollout_id} rollouts before, this replay starts from model.path"
+        before, is_recorded = reference.header.weights_before, isinstance(self.reference, RecordedTrail)
+        num_before = reference.rollout_id if is_recorded and rollout_id == self.ids.start else 0
+        if num_before and before and before != candidate.header.weights_before:
+            return f"the recorded run had trained on {num_before} rollouts before, this replay starts from model.path"
         changed = differences(reference.header.settings, candidate.header.settings)
         if changed and not self.is_asked:
             return f"other settings than those of the recorded run: {', '.join(changed)}"
