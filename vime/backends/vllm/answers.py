@@ -32,6 +32,9 @@ def response_arrays(
         )
     if len(log_probs) != len(token_ids):
         raise VimeError(f"request {request_id}: {len(token_ids)} tokens but {len(log_probs)} log-probs")
+    if log_prob_ids is not None and len(log_prob_ids) != len(token_ids):
+        named = f"{len(token_ids)} tokens, but log-probs are said to be of {len(log_prob_ids)}"
+        raise VimeError(f"request {request_id}: {named}")
     if log_prob_ids is not None and list(log_prob_ids) != list(token_ids):
         at = next(i for i, (a, b) in enumerate(zip(log_prob_ids, token_ids, strict=True)) if a != b)
         raise VimeError(

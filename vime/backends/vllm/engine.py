@@ -18,12 +18,12 @@ from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
 from vime.backends.vllm.processes import DeathWatch, ProcessDied
+from vime.backends.vllm.requests import all_or_none, options_within
 from vime.backends.vllm.sampling import (
     StopIds,
     collect_stop_ids,
     effective_options,
     generation_config_warnings,
-    request_options,
     with_changes,
 )
 from vime.backends.vllm.update import WeightUpdate, check_update, required_specs
@@ -157,18 +157,10 @@ class VllmEngine:
         """
         self._require_weights()
         options = with_changes(self.sampling, sampling)
-        room = self.max_model_len - len(prompt.token_ids)
-        if room < 1:
-            raise PromptTooLong(
-                f"prompt {prompt.group_id} has {len(prompt.token_ids)} tokens; the context of {self.max_model_len} "
-                "leaves no room for a response token",
-                "raise rollout.max_context_len, or set data.max_prompt_len",
-            )
-        fixed = request_options(options, self._stop)
-        fixed["max_tokens"] = min(options.max_response_len, room)
-        fixed["min_tokens"] = min(fixed["min_tokens"], fixed["max_tokens"])
+        way_out = "raise rollout.max_context_len, or set data.max_prompt_len"
+        fixed = options_within(prompt, options, self._stop, self.max_model_len, way_out)
         ids = prompt.token_ids.tolist()
-        return await _all_or_none([self._one(prompt, ids, fixed, i, seed) for i, seed in enumerate(seeds)])
+        return await all_or_none([self._one(prompt, ids, fixed, i, seed) for i, seed in enumerate(seeds)])
 
     async def _one(self, prompt: Prompt, ids: list[int], fixed: dict[str, Any], index: int, seed: int) -> Sample:
         request_id = f"{self.index}-{prompt.group_id}/{index}-{next(self._counter)}"
@@ -481,15 +473,3 @@ def _params(**options: Any) -> SamplingParams:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(**options, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True)
-
-
-async def _all_or_none(calls: Sequence[Any]) -> list[Any]:
-    """Results in order; if one call raises, the others are cancelled (their requests aborted) before it is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -7,14 +7,25 @@ checked in every answer; and at the start one request finds out which log-probs 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
+from vime.backends.vllm.answers import make_sample, response_arrays
 from vime.backends.vllm.arguments import max_model_len, read_model_config
+from vime.backends.vllm.completions import (
+    LOGITS,
+    PROBED,
+    PROCESSED,
+    RAW,
+    entries,
+    mode_of,
+    parse,
+    request_body,
+    top_log_probs,
+)
+from vime.backends.vllm.requests import all_or_none, options_within
 from vime.backends.vllm.sampling import (
     OPTIONS,
     collect_stop_ids,
@@ -25,7 +36,7 @@ from vime.backends.vllm.sampling import (
 )
 from vime.backends.vllm.server import Server
 from vime.config.schema import Config, Sampling
-from vime.errors import PromptTooLong, UsageError, VimeError
+from vime.errors import UsageError, VimeError
 from vime.types import Prompt, Sample, Status
 
 if TYPE_CHECKING:
@@ -34,9 +45,7 @@ if TYPE_CHECKING:
 MAX_REQUESTS = 256
 """Requests in flight per server; the others wait here, lest the process runs out of sockets."""
 COMPLETIONS = "/v1/completions"
-PROCESSED, RAW, LOGITS = "processed_logprobs", "raw_logprobs", "logits"
-FLOOR = -9999.0
-"""What a server sends for a log-prob of minus infinity."""
+WAY_OUT = "raise rollout.max_context_len or the server's --max-model-len, or set data.max_prompt_len"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +86,17 @@ class RemoteEngine:
         VimeError if no usable server answers, UsageError if its log-probs would not be those of the distribution
         sampled from.
         """
+        about = read_model_config(self.config.model.path)
         async with self.server.client() as client:
             model = self._only_model(await self.server.get(client, "/v1/models"))
-            version = str((await self.server.get(client, "/version")).get("version", "unknown"))
-            mode = await self._measure_mode(client, model["id"])
-        longest = model.get("max_model_len")
-        if not isinstance(longest, int):
-            raise VimeError(f"{self.server.url}/v1/models names no max_model_len", "rollout.engines takes vLLM servers")
+            version = await self.server.get(client, "/version")
+            mode = await self._measure_mode(client, model["id"], about["vocab_size"])
+        longest, version = model.get("max_model_len"), version.get("version") if isinstance(version, dict) else None
+        if not isinstance(longest, int) or not isinstance(version, str):
+            what = "/v1/models names no max_model_len" if isinstance(version, str) else "/version names no version"
+            raise VimeError(f"{self.server.url}{what}", "rollout.engines takes vLLM servers")
         self._served = Served(model["id"], str(model.get("root") or model["id"]), version, longest, mode)
-        wanted = max_model_len(self.config, read_model_config(self.config.model.path))
+        wanted = max_model_len(self.config, about)
         self.max_model_len = min(longest, wanted)
         self._require_trusted(self.sampling)
         return self._info(self._served, wanted)
@@ -122,60 +133,48 @@ class RemoteEngine:
         """One sample per seed, in order; one request each.
 
         Raises PromptTooLong for this prompt alone; VimeError where the server does not answer, or its answer is not one
-        finite log-prob per token to the very prompt that was sent; UsageError as in ``start``.
+        log-prob per token to the very prompt that was sent; UsageError as in ``start``. Log-probs that are not finite
+        are as in ``VllmEngine.generate``: nothing is trained on these samples.
         """
         served = self._require_started()
         options = with_changes(self.sampling, sampling)
         self._require_trusted(options)
-        room = self.max_model_len - len(prompt.token_ids)
-        if room < 1:
-            raise PromptTooLong(
-                f"prompt {prompt.group_id} has {len(prompt.token_ids)} tokens; the context of {self.max_model_len} "
-                "leaves no room for a response token",
-                "raise rollout.max_context_len or the server's --max-model-len, or set data.max_prompt_len",
-            )
-        body = request_body(served.model_id, prompt.token_ids.tolist(), request_options(options, self._stop))
-        body["max_tokens"] = min(options.max_response_len, room)
-        body["min_tokens"] = min(body["min_tokens"], body["max_tokens"])
+        fixed = options_within(prompt, options, self._stop, self.max_model_len, WAY_OUT)
+        body = request_body(served.model_id, prompt.token_ids.tolist(), fixed)
         async with self.server.client() as client:
-            tasks = [asyncio.ensure_future(self._one(client, prompt, body, i, seed)) for i, seed in enumerate(seeds)]
-            try:
-                return await asyncio.gather(*tasks)
-            except BaseException:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                raise
+            return await all_or_none([self._one(client, prompt, body, i, seed) for i, seed in enumerate(seeds)])
 
     async def _one(
         self, client: httpx.AsyncClient, prompt: Prompt, body: dict[str, Any], index: int, seed: int
     ) -> Sample:
-        async with self._slot():
-            task = asyncio.ensure_future(self.server.post(client, COMPLETIONS, body | {"seed": seed}))
-            self._running.add(task)
-            try:
-                content = await task
-            except asyncio.CancelledError:
-                if task not in self._aborted:
-                    raise
-                return make_sample(prompt, index, seed, response_arrays("", [], []), Status.ABORTED, (0, 0), "")
-            finally:
-                self._running.discard(task)
-                self._aborted.discard(task)
+        task = asyncio.ensure_future(self._post(client, body | {"seed": seed}))
+        self._running.add(task)
+        try:
+            content = await task
+        except asyncio.CancelledError:
+            if task not in self._aborted:
+                raise
+            return make_sample(prompt, index, seed, response_arrays("", [], []), Status.ABORTED, (0, 0), "")
+        finally:
+            self._running.discard(task)
+            self._aborted.discard(task)
         request_id = f"{self.server.url} {prompt.group_id}/{index}"
-        arrays, status = parse(request_id, body, content)
+        arrays, status = parse(request_id, body, content, must_be_finite=not self.config.debug.rollout_only)
         text = self.tokenizer.decode(arrays[0].tolist(), skip_special_tokens=True)
         return make_sample(prompt, index, seed, arrays, status, (0, 0), text)
 
-    def _slot(self) -> asyncio.Semaphore:
-        """Semaphores belong to one event loop, and every rollout has its own."""
+    async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
-        if self._slots is None or self._slots[0] is not loop:
+        if self._slots is None or self._slots[0] is not loop:  # semaphores belong to one loop, a rollout has its own
             self._slots = (loop, asyncio.Semaphore(MAX_REQUESTS))
-        return self._slots[1]
+        async with self._slots[1]:
+            return await self.server.post(client, COMPLETIONS, body)
 
     async def abort(self) -> int:
-        """End every request under way (the server aborts what it no longer must answer); samples return as aborted."""
+        """End every request, under way or waiting here; samples return as aborted.
+
+        The server aborts what it no longer must answer.
+        """
         running = list(self._running)
         self._aborted |= set(running)
         for task in running:
@@ -194,7 +193,7 @@ class RemoteEngine:
 
     def _only_model(self, listed: Any) -> dict[str, Any]:
         """The model to ask: the only one, or the one called like ``model.path``."""
-        models = [m for m in _entries(listed, "data") if isinstance(m.get("id"), str)]
+        models = [m for m in entries(listed, "data") if isinstance(m.get("id"), str)]
         path = self.config.model.path
         same = [m for m in models if is_same_model(path, str(m.get("root")), m["id"])] if len(models) > 1 else models
         if len(same) == 1:
@@ -205,14 +204,14 @@ class RemoteEngine:
             "serve one model, or name it as model.path (vllm serve --served-model-name)",
         )
 
-    async def _measure_mode(self, client: httpx.AsyncClient, model_id: str) -> str:
+    async def _measure_mode(self, client: httpx.AsyncClient, model_id: str, vocab_size: int) -> str:
         """Which log-probs the server reports: no route tells. See ``mode_of``."""
         body = request_body(model_id, [1, 2, 3], request_options(Sampling(), self._stop))
-        body |= {"max_tokens": 1, "seed": 0, "logprobs": 5, "allowed_token_ids": [0]}
+        body |= {"max_tokens": 1, "seed": 0, "logprobs": 5, "allowed_token_ids": list(PROBED)}
         content = await self.server.post(client, COMPLETIONS, body)
-        arrays, _ = parse(f"{self.server.url} probe", body, content)
-        top = (content["choices"][0]["logprobs"].get("top_logprobs") or [{}])[0]
-        return mode_of(float(arrays[1][0]), list(top.values()))
+        probe = f"{self.server.url} probe"
+        parse(probe, body, content)
+        return mode_of(top_log_probs(probe, content), vocab_size)
 
     def _require_trusted(self, options: Sampling) -> None:
         mode = self._require_started().log_probs_mode
@@ -247,83 +246,6 @@ class RemoteEngines:
         return asyncio.run(ask())
 
 
-def request_body(model_id: str, ids: list[int], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of ``/v1/completions``: ``options`` as for vLLM's own SamplingParams, and that ids come back as ids."""
-    ours = {name: value for name, value in options.items() if name not in ("flat_logprobs", "detokenize")}
-    return ours | {
-        "model": model_id,
-        "prompt": ids,
-        "stream": False,
-        "echo": False,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
-
-
-def parse(request_id: str, body: Mapping[str, Any], content: Any) -> tuple[tuple[Any, Any], Status]:
-    """(int32 [R] ids, float32 [R] log-probs) and status of the answer ``content`` to the request ``body``.
-
-    Raises VimeError (never with the text) where the answer is to another prompt, lacks ids or log-probs, fails
-    ``response_arrays``, or ended for a reason that the request does not know.
-    """
-    choices = _entries(content, "choices")
-    if len(choices) != 1:
-        raise VimeError(f"request {request_id}: {len(choices)} answers, one was asked for")
-    choice = choices[0]
-    ids = choice.get("token_ids")
-    if ids is None:
-        hint = "the server must be a vLLM that knows return_token_ids (0.10.2 and later)"
-        raise VimeError(f"request {request_id}: the answer has no token ids", hint)
-    _require_prompt(request_id, body["prompt"], choice.get("prompt_token_ids"))
-    found = choice.get("logprobs") or {}
-    log_probs, names = found.get("token_logprobs"), found.get("tokens")
-    if log_probs is not None:
-        log_probs = [math.nan if v is None else -math.inf if v <= FLOOR else v for v in log_probs]
-    arrays = response_arrays(request_id, ids, log_probs, None if names is None else [_id_of(name) for name in names])
-    return arrays, _status(request_id, body, ids, choice.get("finish_reason"))
-
-
-def _require_prompt(request_id: str, sent: Sequence[int], used: Sequence[int] | None) -> None:
-    if used is not None and list(used) != list(sent):
-        pairs = enumerate(zip(used, sent, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(used), len(sent)))
-        raise VimeError(
-            f"request {request_id}: the server answered another prompt: {len(used)} tokens, {len(sent)} were sent; "
-            f"they differ from position {at} on"
-        )
-
-
-def _id_of(name: str) -> int:
-    """``token_id:7`` is 7; -1 for any other name, which is no token's id."""
-    number = name.removeprefix("token_id:")
-    return int(number) if number.isdecimal() else -1
-
-
-def _status(request_id: str, body: Mapping[str, Any], ids: Sequence[int], reason: Any) -> Status:
-    hint = "start the server with --generation-config vllm, so that it adds nothing of its own"
-    if reason == "stop" and (not ids or ids[-1] not in body["stop_token_ids"]):
-        last = ids[-1] if ids else "none"
-        raise VimeError(f"request {request_id}: stopped at token {last}, which is no stop id that was sent", hint)
-    if reason == "length" and len(ids) != body["max_tokens"]:
-        text = f"request {request_id}: cut at {len(ids)} tokens, {body['max_tokens']} were allowed"
-        raise VimeError(text, hint)
-    if reason not in STATUS:
-        raise VimeError(f"request {request_id}: ended for the reason {reason!r}", "see the server's log")
-    return STATUS[reason]
-
-
-def mode_of(allowed: float, top: Sequence[float]) -> str:
-    """Which log-probs a server reports, from one token that was the only one allowed.
-
-    After the sampling options its probability is 1 and ``allowed`` exactly 0.0. Otherwise ``top``, the largest values
-    at that place, are log-probs before the options, or logits where their probabilities would add up to more than 1.
-    """
-    if allowed == 0.0:
-        return PROCESSED
-    values = [allowed, *top]
-    return LOGITS if max(values) > 0.0 or sum(map(math.exp, set(values))) > 1.001 else RAW
-
-
 def not_neutral(options: Sampling) -> list[str]:
     """Options, as "name = value", under which log-probs before and after them differ. Greedy changes nothing."""
     found = {
@@ -343,8 +265,3 @@ def is_same_model(path: str, root: str, model_id: str) -> bool:
     here = Path(path)
     names = {Path(name) for name in (root, model_id)}
     return here in names or here.resolve() in names or here.resolve().name in {name.name for name in names}
-
-
-def _entries(content: Any, key: str) -> list[dict[str, Any]]:
-    found = content.get(key) if isinstance(content, dict) else None
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

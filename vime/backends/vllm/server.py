@@ -5,13 +5,16 @@ Needs httpx and nothing of vLLM. No proxy and no other setting of the environmen
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from vime.errors import VimeError
+from vime.errors import UsageError, VimeError
 
 if TYPE_CHECKING:
     import httpx
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 CONTROL_SECONDS = 60.0
 """Longest wait for an answer that needs no generation to speak of."""
-KEY_VARIABLES = ("VIME_API_KEY", "OPENAI_API_KEY")
+KEY_VARIABLE = "VIME_API_KEY"
+"""No other: a key that was set for somebody else's service goes nowhere."""
 MAX_QUOTED = 300
 
 
@@ -34,12 +38,16 @@ class Server:
         """A client of the running event loop, to be used with ``async with``: leaving it ends every connection."""
         import httpx
 
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        key = os.environ.get(KEY_VARIABLE)
+        if key is not None and not re.fullmatch(r"[!-~]+", key):
+            rule = "must be printable ASCII without spaces and line ends, and not empty"
+            raise UsageError(f"{KEY_VARIABLE} in the environment {rule}", "set it again, or unset it")
+        # No idle connection is kept: each is a socket, and the server may close it just when the next request goes out.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncClient(
             base_url=self.url,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(self.timeout_seconds, connect=CONNECT_SECONDS),
+            timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self.timeout_seconds)),
             verify=_certificates() if self.url.startswith("https:") else False,
             limits=limits,
             trust_env=False,
@@ -56,17 +64,18 @@ class Server:
     async def _request(self, client: httpx.AsyncClient, method: str, path: str, body: Any, seconds: float) -> Any:
         import httpx
 
-        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
         where = f"{self.url}{path}"
         try:
-            response = await client.request(method, path, json=body, timeout=timeout)
+            async with asyncio.timeout(seconds):  # httpx limits the wait for each piece of an answer, not for all of it
+                response = await client.request(method, path, json=body)
         except httpx.ConnectError as error:
             hint = "start it (vllm serve MODEL --host HOST --port PORT), or correct rollout.engines"
             raise VimeError(f"{self.url}: no server answers there ({error})", hint) from error
         except httpx.ConnectTimeout as error:
             hint = "check host, port and firewall of rollout.engines"
-            raise VimeError(f"{self.url}: no connection within {CONNECT_SECONDS:g} s", hint) from error
-        except httpx.TimeoutException as error:
+            limit = min(CONNECT_SECONDS, self.timeout_seconds)
+            raise VimeError(f"{self.url}: no connection within {limit:g} s", hint) from error
+        except TimeoutError as error:
             hint = "see the server's log; rollout.timeout_seconds is the limit of a generation"
             raise VimeError(f"{where} did not answer within {seconds:g} s", hint) from error
         except httpx.HTTPError as error:
@@ -83,8 +92,6 @@ class Server:
 
 def quoted(text: str) -> str:
     """What the server said, on one line; the message alone where it is an error object."""
-    import json
-
     try:
         found = json.loads(text)
         text = found["error"]["message"] if "error" in found else found["detail"]
@@ -96,9 +103,9 @@ def quoted(text: str) -> str:
 
 def _hint(response: httpx.Response) -> str:
     if response.status_code in (401, 403):
-        return f"set {' or '.join(KEY_VARIABLES)} to the server's API key (vllm serve --api-key)"
+        return f"set {KEY_VARIABLE} in the environment to the server's API key (vllm serve --api-key)"
     if response.status_code == 404:
-        return "rollout.engines takes the address without a path: http://HOST:PORT, not .../v1"
+        return "rollout.engines takes vLLM servers, by the address without a path: http://HOST:PORT, not .../v1"
     if response.status_code >= 500:
         return "see the server's log"
     return "the server refuses the request; its limits and options are set where it was started"
