@@ -10,7 +10,7 @@ from benchmarks.record_sides import Upstream
 
 NUM_SAMPLES, LENGTH = 1024, 1500
 MANY_SAMPLES, SHORT_LENGTH = 10_000, 300
-RAY_WARMUPS = 8
+RAY_WARMUPS = 16
 """Turns until the object store has used all of its memory once; pages that are new cost more than what is put there."""
 
 FASTER = Goal(at_least=20.0)

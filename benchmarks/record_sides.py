@@ -78,7 +78,7 @@ class _Side:
         import ray
 
         if not self._has_ray:
-            ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 29)
+            ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
             self._has_ray = True
         return _timed(lambda: ray.get(ray.put(self.content)))
 
