@@ -117,6 +117,18 @@ def test_in_another_layout_digests_say_nothing_and_limits_widen_after_a_step(fol
     assert (rows[0, "log_probs"].limit, rows[1, "log_probs"].limit) == ("1e-05", "0.0001")
 
 
+def test_the_second_step_of_a_rollout_comes_after_an_optimizer_step_too(folder):
+    two = [TrainingStep(1.0, 2.0, 1e-3, 2)] * 2
+    header = replace(record(0).header, layout={"parallel.tp": 2})
+    write_training(folder / "data_0.train.pt", record(0, steps=two), overwrite=True)
+    rows, _, notes = judged(folder, record(0, header=header, steps=two))
+    assert (rows[0, "log_probs"].limit, rows[0, "grad_norm"].limit) == ("1e-05", "0.0001 relative")
+    assert notes[1:] == [
+        "limits: float32 rounding, sums in another order",
+        "limits: float32 rounding, sums in another order; x 10 after an optimizer step (Adam)",
+    ]
+
+
 def test_another_library_is_no_reason_to_ask_for_the_same_bits(folder):
     header = replace(record(0).header, library_versions={"torch": "3"})
     rows, _, notes = judged(folder, record(0, header=header))

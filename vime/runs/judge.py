@@ -17,7 +17,7 @@ from vime.align.step_compare import (
     weight_row,
     weights_before_row,
 )
-from vime.align.step_limits import limits
+from vime.align.step_limits import Limits, limits
 from vime.align.tensors import TensorGap, exchanged_shards, tensor_gap
 from vime.config.schema import Config
 from vime.data.tokenizer import load_tokenizer, tokenizer_digest
@@ -94,14 +94,21 @@ class Judge:
     def _rollout(self, batch: RolloutBatch, reference: TrainingRecord, candidate: TrainingRecord) -> list[Row]:
         changed = changes(reference.header, candidate.header)
         is_same = not changed
-        allowed = limits(self.config.model.dtype, self.spec.num_layers, self._num_steps, is_same)
+        allowed = self._limits(0, is_same)
+        last = self._limits(len(candidate.steps) - 1, is_same)
         self._note(f"differs: {', '.join(changed)}" if changed else "same layout, settings and libraries: bitwise")
-        if allowed.reason:
-            self._note(f"limits: {allowed.reason}")
+        for each in (allowed, last):
+            if each.reason:
+                self._note(f"limits: {each.reason}")
+        allowed = replace(allowed, loss=last.loss, grad_norm=last.grad_norm, weights=last.weights)
         pair = Pair(batch, reference, candidate, allowed, lambda token_id: self.tokenizer.decode([token_id]))
         rows = [self._weights_before(pair)] if batch.rollout_id == self.ids.start else []
         rows += compare_records(pair)
         return [*rows, *self._gradients(pair), self._weights(pair)]
+
+    def _limits(self, step: int, is_same: bool) -> Limits:
+        """Of a step of this rollout; all but the first come after an optimizer step."""
+        return limits(self.config.model.dtype, self.spec.num_layers, self._num_steps + step, is_same)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -149,7 +156,8 @@ class Judge:
                 continue
             clip = self.config.train.clip_grad
             clipped = f"; {step}clipped to {clip:g}" if max(a.grad_norm, b.grad_norm) > clip else f"; {step}not clipped"
-            rows.append(gradient_row(rollout_id, self._gaps(ours, theirs), pair.limits, self.holders, clipped))
+            allowed = self._limits(number, pair.limits.is_bitwise)
+            rows.append(gradient_row(rollout_id, self._gaps(ours, theirs), allowed, self.holders, clipped))
         return rows
 
     def _weights(self, pair: Pair) -> Row:
