@@ -1,5 +1,7 @@
 """Where two generations of one sample part, and what is made of it. Every number is computed by hand."""
 
+import math
+
 import numpy as np
 import pytest
 from fakes import sample
@@ -79,6 +81,22 @@ def test_the_same_tokens_with_other_log_probs_are_not_identical():
     assert check.cause.startswith("rounding")
 
 
+def test_an_engine_that_now_gives_no_number_is_no_rounding():
+    """The planted fault: NaN compares with nothing, and must not pass as a small difference."""
+    nan = float("nan")
+    failed = {"status": Status.FAILED}
+    found = matched([5, 6, 7], [5, 6, 7], [-1.0, -2.0, -1.0], [-1.0, nan, nan], **failed)
+    assert (found.log_prob_gap, found.departure.kind, found.departure.position) == (math.inf, "log_prob", 1)
+    behind = matched([5, 6, 7], [5, 6, 0], [-1.0, -2.0, -1.0], [-1.0, -2.0, nan], **failed)
+    assert (behind.num_matching, behind.log_prob_gap) == (2, math.inf)
+    long = list(range(10, 210))
+    same = [matched(long, long)] * 9
+    for one in (found, behind):
+        check = judged(*same, one)
+        assert check.verdict == Verdict.FAIL
+        assert "max |log-prob difference| inf" in check.measured
+
+
 def test_other_weights():
     check = judged(*[matched([5, 6, 7], [5, 6, 8], [-1.0, -2.0, -1.0], [-1.1, -2.2, -1.0])] * 3)
     assert check.verdict == Verdict.FAIL
@@ -144,3 +162,4 @@ def test_departures_come_first_by_place(at):
     first = found.departures[0]
     assert first.num_matching == min(at, 4)
     assert (found.num_identical, found.num_tokens, found.num_matching) == (1, 15, 5 + 4 + at)
+    assert found.match_share == (9 + at) / 15

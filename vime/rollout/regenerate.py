@@ -6,13 +6,14 @@ and is not compared; log-probs are compared on the tokens before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from vime.types import CheckResult, Sample, Verdict
+from vime.types import CheckResult, Sample, Status, Verdict
 
 NAME = "generated again == recorded"
 NUM_SHOWN = 3
@@ -48,7 +49,7 @@ class Departure:
 class SampleMatch:
     """One sample and its second generation. ``num_matching``: equal tokens before the first other one.
 
-    log_prob_gap  largest |difference| on them, nats
+    log_prob_gap  largest |difference| on them, nats; infinite where the second generation failed (NaN)
     """
 
     rollout_id: int
@@ -108,6 +109,10 @@ class Regeneration:
         return sum(m.num_matching for m in self.matches)
 
     @property
+    def match_share(self) -> float:
+        return self.num_matching / self.num_tokens if self.num_tokens else 1.0
+
+    @property
     def log_prob_gap(self) -> float:
         return max((m.log_prob_gap for m in self.matches), default=0.0)
 
@@ -136,7 +141,7 @@ def match(rollout_id: int, recorded: Sample, again: Sample, decode: Decode, is_g
     shorter = min(len(a), len(b))
     differ = np.flatnonzero(a[:shorter] != b[:shorter])
     same = int(differ[0]) if len(differ) else shorter
-    gaps = np.abs(lp_a[:same].astype(np.float64) - lp_b[:same])
+    gaps = np.nan_to_num(np.abs(lp_a[:same].astype(np.float64) - lp_b[:same]), nan=np.inf)
     departure = None
     if len(differ) or len(a) != len(b):
         departure = _departure("token" if len(differ) else "length", same, (a, lp_a), (b, lp_b), decode)
@@ -144,7 +149,7 @@ def match(rollout_id: int, recorded: Sample, again: Sample, decode: Decode, is_g
         departure = _departure("log_prob", int(np.flatnonzero(gaps)[0]), (a, lp_a), (b, lp_b), decode)
     elif recorded.status != again.status:
         departure = _departure("length", same, (a, lp_a), (b, lp_b), decode)
-    gap = float(gaps.max()) if same else 0.0
+    gap = math.inf if again.status is Status.FAILED else float(gaps.max(initial=0.0))
     return SampleMatch(rollout_id, recorded.name, len(a), len(b), same, gap, is_greedy, departure)
 
 
@@ -157,10 +162,9 @@ def judge(found: Regeneration, limit: float, limit_reason: str) -> CheckResult:
     if total == 0:
         reasons = "; ".join(f"{n} samples: {reason}" for reason, n in found.not_tested.items())
         return CheckResult(NAME, Verdict.NOT_TESTED, cause=reasons or "the records hold no sample")
-    share = found.num_matching / found.num_tokens if found.num_tokens else 1.0
     measured = (
         f"{found.num_identical} of {total} samples identical, {found.num_matching} of {found.num_tokens} tokens match "
-        f"({share:.2%}), max |log-prob difference| {found.log_prob_gap:.2g} before they part"
+        f"({found.match_share:.2%}), max |log-prob difference| {found.log_prob_gap:.2g} before they part"
     )
     rule = f"bitwise; other arithmetic at most {limit:.2g} ({limit_reason})"
     if not found.departures:

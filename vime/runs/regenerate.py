@@ -7,11 +7,12 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from vime.align.first_step import engine_limit
 from vime.backends.vllm.remote import RemoteEngines
@@ -31,7 +32,7 @@ from vime.rollout.regenerate import Known, Regeneration, SampleMatch
 from vime.run_folder import versions
 from vime.runs.parts import engines_alone
 from vime.runs.planted import planted
-from vime.types import CheckResult, Prompt, RolloutBatch, RolloutHeader, Sample, Verdict
+from vime.types import CheckResult, Prompt, RolloutBatch, RolloutHeader, Sample, Status, Verdict
 from vime.weights.manifest import manifest_digest
 
 LOAD = "--load"
@@ -52,11 +53,10 @@ class Regenerated:
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) for the closing table."""
         found, check = self.found, self.check
-        share = found.num_matching / found.num_tokens if found.num_tokens else 1.0
         rows = [
             ("records", ", ".join(map(str, self.files))),
             ("samples identical", f"{found.num_identical} of {len(found.matches)}"),
-            ("tokens that match", f"{found.num_matching} of {found.num_tokens} ({share:.2%})"),
+            ("tokens that match", f"{found.num_matching} of {found.num_tokens} ({found.match_share:.2%})"),
             ("max |log-prob difference|", f"{found.log_prob_gap:.3g} before the answers part"),
         ]
         rows += [("not tested", f"{n} samples: {reason}") for reason, n in found.not_tested.items()]
@@ -110,7 +110,8 @@ def regenerate(loaded: Loaded, say: Progress, template: str, ids: str | None = N
     tokenizer = load_tokenizer(loaded.config.model.path)
     files = record_files(template, ids, LOAD)
     overrides = _overrides(loaded)
-    records = [_read(file.path, tokenizer, overrides) for file in files]
+    digest = tokenizer_digest(tokenizer)
+    records = [_read(file.path, digest, overrides) for file in files]
     known = [*_config_differs(records, loaded.config), *_overridden(records, overrides)]
     for record in records:
         if record.header.weight_version > 0:
@@ -119,7 +120,7 @@ def regenerate(loaded: Loaded, say: Progress, template: str, ids: str | None = N
     questions, skipped = _questions(records)
     matches: list[SampleMatch] = []
     with tempfile.TemporaryDirectory(prefix="vime-") as folder, planted(loaded, Path(folder), say) as planted_loaded:
-        config = _as_recorded(planted_loaded.config, records[0])
+        config = _as_recorded(planted_loaded.config, records)
         if questions:  # else no engine is started for nothing
             with engines_alone(config, say, tokenizer) as (engines, infos):
                 known = [*_weights_differ(records, engines, say), *known, *_versions_differ(records, infos[0], config)]
@@ -131,13 +132,21 @@ def regenerate(loaded: Loaded, say: Progress, template: str, ids: str | None = N
     return Regenerated([r.path for r in records], found, check)
 
 
-def _read(path: Path, tokenizer: Any, overrides: Mapping[str, Any]) -> Record:
-    batch = read(path, tokenizer_digest=tokenizer_digest(tokenizer))
+def _read(path: Path, digest: str, overrides: Mapping[str, Any]) -> Record:
+    batch = read(path, tokenizer_digest=digest)
     options = {name: batch.header.sampling[name] for name in Sampling.model_fields if name in batch.header.sampling}
     if "temperature" not in options:
         what = batch.header.model.get("source", "it")
-        raise UsageError(f"{path} cannot be generated again: {what} holds neither sampling options nor seeds")
-    return Record(path, batch, options | dict(overrides))
+        raise UsageError(
+            f"{path} cannot be generated again: {what} holds neither sampling options nor seeds",
+            "take a record that vime wrote (vime rollout --save, vime train --save-debug-rollout-data)",
+        )
+    try:
+        sampling = Sampling.model_validate(options)
+    except ValidationError as error:
+        bad = "; ".join(f"sampling.{e['loc'][0]} = {e['input']!r}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"{path} cannot be generated again: {bad}", "its header was changed, or is damaged") from error
+    return Record(path, batch, {name: getattr(sampling, name) for name in options} | dict(overrides))
 
 
 def _overrides(loaded: Loaded) -> dict[str, Any]:
@@ -146,8 +155,10 @@ def _overrides(loaded: Loaded) -> dict[str, Any]:
     return {name: getattr(loaded.config.rollout.sampling, name) for name in given}
 
 
-def _as_recorded(config: Config, record: Record) -> Config:
-    sampling = Sampling.model_validate(record.sampling)
+def _as_recorded(config: Config, records: Sequence[Record]) -> Config:
+    """With the options of the first record, and a context for the longest answers of all."""
+    longest = max(record.sampling.get("max_response_len", 1) for record in records)
+    sampling = Sampling.model_validate(records[0].sampling | {"max_response_len": longest})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"sampling": sampling})})
 
 
@@ -166,9 +177,9 @@ def _config_differs(records: Sequence[Record], config: Config) -> Iterator[Known
 
 def _overridden(records: Sequence[Record], overrides: Mapping[str, Any]) -> Iterator[Known]:
     for name, value in overrides.items():
-        recorded = records[0].header.sampling.get(name)
-        if recorded != value:
-            text = f"rollout.sampling.{name} = {value} (command line), recorded {recorded}"
+        recorded = [r.header.sampling.get(name) for r in records]
+        if others := list(dict.fromkeys(str(there) for there in recorded if there != value)):
+            text = f"rollout.sampling.{name} = {value} (command line), recorded {', '.join(others)}"
             yield Known(text, f"leave rollout.sampling.{name} out of the command line", is_asked=True)
 
 
@@ -253,7 +264,7 @@ async def _all(
         async with asyncio.timeout(config.rollout.timeout_seconds):
             return [match for found in await asyncio.gather(*tasks) for match in found]
     except TimeoutError as error:
-        pending = sum(not t.done() for t in tasks)
+        pending = sum(t.cancelled() or not t.done() for t in tasks)  # the limit has cancelled them
         text = f"rollout.timeout_seconds={config.rollout.timeout_seconds:g}: {pending} of {len(tasks)} prompts pending"
         raise VimeError(text, "raise the limit, or choose fewer rollouts with --ids") from error
     finally:
@@ -274,7 +285,7 @@ async def _again(
         return []
     is_greedy = record.sampling["temperature"] == 0.0
     rollout_id = record.batch.rollout_id
-    return [
-        comparing.match(rollout_id, recorded, replace(answer, index=recorded.index), tokenizer.decode, is_greedy)
-        for recorded, answer in zip(asked, answers, strict=True)
-    ]
+    pairs = [(r, a) for r, a in zip(asked, answers, strict=True) if a.status is not Status.ABORTED]
+    if len(pairs) < len(asked):
+        skipped["the second generation was aborted"] += len(asked) - len(pairs)
+    return [comparing.match(rollout_id, recorded, again, tokenizer.decode, is_greedy) for recorded, again in pairs]
