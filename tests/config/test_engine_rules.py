@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from vime.config.load import load
 from vime.config.rules import check
 from vime.config.schema import Config
+from vime.errors import ConfigError
 
 URL = "http://127.0.0.1:8000"
 
@@ -35,17 +37,41 @@ def test_addresses(url: str) -> None:
         ("http://host:80?key=1", "must read http://HOST:PORT"),
         ("http://host:80/v1", "http://host:80/v1: must end before /v1"),
         ("http://host:80/v1/", "must end before /v1"),
-        ("http://me:secret@host:80", "http://...@host:80: must not hold credentials"),
+        ("http://me:secret@host:80", "@host:80: must not hold credentials"),
+        ("http://host:99999", "http://host:99999: must read http://HOST:PORT"),
+        ("http://host:0", "must read http://HOST:PORT"),
+        ("http://host:80:81", "must read http://HOST:PORT"),
+        ("http://::::", "must read http://HOST:PORT"),
+        ("http://[::1:80", "must read http://HOST:PORT"),
     ],
 )
 def test_addresses_that_are_refused(url: str, what: str) -> None:
     (problem,), _ = findings(config_of(url))
     assert what in problem
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@host:80", "http://me:sec/secret@host", f"http://{'m' * 90}:secret@host"]
+)
+def test_credentials_are_not_printed(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([], ["model.path=m", "data.prompts=['a']", "debug.rollout_only=true", f'rollout.engines=["{url}"]'])
+    (problem,) = caught.value.problems
+    assert problem.startswith('rollout.engines = ["http://...@host')
+    assert ": http://...@host" in problem
     assert "secret" not in problem
+    assert "mmm" not in problem
+
+
+@pytest.mark.parametrize("url", ["http://a:1", "http://[::1]:80/", "http://h.example", "http://1.2.3.4:65535/x"])
+def test_what_is_taken_for_an_address_is_one_for_the_client(url: str) -> None:
+    httpx = pytest.importorskip("httpx")
+    assert findings(config_of(url)) == ([], [])
+    assert httpx.URL(url).host
 
 
 def test_a_server_is_named_once() -> None:
-    assert findings(config_of(URL, URL))[0] == [f"rollout.engines: names {URL} twice"]
+    assert findings(config_of(URL, f"{URL}/"))[0] == [f"rollout.engines: names {URL} 2 times"]
 
 
 def test_no_weights_are_sent_to_others() -> None:

@@ -83,6 +83,8 @@ def test_all_problems_of_all_sets_at_once(write):
 
 def test_a_set_of_a_wrong_form_is_no_set(write):
     assert problems([write(BASE)], "eval.sets=3") == ["eval.sets = 3 (command line): must be a table"]
+    assert problems([write(BASE)], "eval=3") == ["eval = 3 (command line): must be a table"]
+    assert read([write(BASE)], ["eval=3"]).config.evaluation_sets == {}
     assert problems([write(BASE + "[[eval.sets.hard]]\n")]) == ["eval.sets.hard = [{}] (run.toml): must be a table"]
     assert "eval.sets.a.b.prompts" in problems([write(BASE + '[eval.sets."a.b"]\nprompts = ["x"]\n')])[0]
 

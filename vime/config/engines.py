@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from vime.config.message import Finding
 from vime.config.schema import Config
@@ -18,9 +20,10 @@ def problems(c: Config) -> Iterator[Finding]:
         return
     for url in c.rollout.engines:
         if problem := _url_problem(url):
-            yield Finding(_NAME, f"{_without_credentials(url)}: {problem}")
-    for url in dict.fromkeys(u for u in c.rollout.engines if c.rollout.engines.count(u) > 1):
-        yield Finding(_NAME, f"names {_without_credentials(url)} twice")
+            yield Finding(_NAME, f"{url}: {problem}")
+    for url, count in Counter(url.rstrip("/") for url in c.rollout.engines).items():
+        if count > 1:
+            yield Finding(_NAME, f"names {url} {count} times")
     if not c.needs_engines:
         return
     if not c.debug.rollout_only:
@@ -48,12 +51,17 @@ def doubtful(c: Config) -> Iterator[Finding]:
 def _url_problem(url: str) -> str | None:
     if "@" in url:
         return "must not hold credentials, which would be saved with the run; set VIME_API_KEY instead"
-    if not SERVER_URL.fullmatch(url):
+    if not SERVER_URL.fullmatch(url) or not _is_address(url):
         return "must read http://HOST:PORT or https://HOST:PORT"
     if url.rstrip("/").endswith("/v1"):
         return "must end before /v1"
     return None
 
 
-def _without_credentials(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//...@", url)
+def _is_address(url: str) -> bool:
+    """Whether there is a host, and a port that can be."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -201,7 +201,7 @@ def _replace(tree: Tree, path: str) -> None:
         return
     tree.drop(path)
     for required, value in _PLACEHOLDERS.items():
-        if required.startswith(path + "."):
+        if required.startswith(path + ".") and "*" not in required:  # a table without entries needs none
             tree.set(required, value, DEFAULT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,17 @@ def line(path: str, value: Any, origin: str, text: str) -> str:
     """One line of a problem or a warning."""
     name = path if len(path) <= 120 else path[:117] + "..."
     what = name if value is UNSET else f"{name} = {short(value)}"
-    return f"{what} ({origin}): {text}"
+    return f"{what} ({origin}): {masked(text)}"
+
+
+def masked(text: str) -> str:
+    """``text`` without the credentials of URLs."""
+    return re.sub(r'://[^\s"]*@', "://...@", text)
 
 
 def short(value: Any, limit: int = 80) -> str:
-    """``value`` as one would type it in TOML, cut to ``limit`` characters."""
-    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else toml_value(value)
+    """``value`` as one would type it in TOML, without credentials, cut to ``limit`` characters."""
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else masked(toml_value(value))
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

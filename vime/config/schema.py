@@ -113,7 +113,7 @@ class Rollout(Section):
     """Longest wait for one rollout; on expiry the pending requests are named."""
     engines: list[str] = []
     """URLs of running vLLM servers (OpenAI-compatible, ``http://host:port``) to use instead of engines of our own; only
-    with ``debug.rollout_only``, since no weights are sent to them."""
+    with ``debug.rollout_only``, since no weights are sent to them. VIME_API_KEY of the environment is their API key."""
     serve_openai: bool = False
     """Serve each engine's OpenAI-compatible endpoint on loopback while the run lasts."""
 
