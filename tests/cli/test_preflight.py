@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_run import make_model, write_weights
+from tiny_run import make_model, write_record, write_weights
 
 from vime.config.load import read
 from vime.preflight import packages, preflight
@@ -196,10 +196,21 @@ def test_existing_records_are_not_written_over(inputs):
 
 
 def test_records_to_replay_must_be_there_and_those_that_are_get_listed(inputs):
-    (inputs / "data_0.pt").write_text("")
+    write_record(inputs / "data_0.pt", 0)
     line = only(problems("debug.load_rollout_data=data_{rollout_id}.pt", command="replay"))
     assert "no file for rollout_id 1-2; existing ids: 0" in line
     assert problems("debug.load_rollout_data=data_0.pt", "run.num_rollouts=1", command="replay") == []
+
+
+def test_records_that_cannot_be_trained_on_are_refused_all_at_once(inputs):
+    (inputs / "data_0.pt").write_bytes(b"PK")
+    write_record(inputs / "data_1.pt", 1, num_samples=32)
+    write_record(inputs / "data_2.pt", 2, reward=None)
+    first, second, third = problems("debug.load_rollout_data=data_{rollout_id}.pt", command="replay")
+    assert first.startswith("data_0.pt is cut short or not a rollout record")
+    assert second.startswith("data_1.pt: rollout 1 has 32 samples;")
+    assert second.endswith("= 64 x 1 = 64; set train.global_batch_size=32")
+    assert third.startswith("data_2.pt: sample 0/0 of rollout 2 has reward nan")
 
 
 def test_a_folder_that_holds_a_run(inputs):
@@ -259,7 +270,7 @@ def test_missing_packages_are_a_problem_except_in_a_dry_run(inputs, monkeypatch)
 
 def test_replay_needs_neither_vllm_nor_prompts(inputs):
     (inputs / "prompts.jsonl").unlink()
-    (inputs / "data.pt").write_text("")
+    write_record(inputs / "data.pt", 0)
     loaded = read([Path("run.toml")], ["debug.load_rollout_data=data.pt", "run.num_rollouts=1"])
     assert preflight(loaded, "replay", is_dry_run=True).problems == []
     assert "vllm" not in packages.TRAINER

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiny_run import write_record
 from typer.testing import CliRunner
 
 from vime.config.load import read
@@ -17,9 +18,9 @@ RECORDS = "data_{rollout_id}.pt"
 
 @pytest.fixture
 def recorded(inputs):
-    """Four records, which nothing reads here; rollouts 0 and 1 have training records beside them."""
+    """Four records; rollouts 0 and 1 have training records beside them."""
     for i in range(4):
-        (inputs / f"data_{i}.pt").write_bytes(b"")
+        write_record(inputs / f"data_{i}.pt", i)
     for i in range(2):
         (inputs / f"data_{i}.train.pt").write_bytes(b"")
     return inputs

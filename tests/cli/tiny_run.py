@@ -6,6 +6,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from vime.models import load_spec
+from vime.record import write
+from vime.types import RolloutBatch, Sample
 
 TINY = {
     "model_type": "qwen3",
@@ -49,3 +51,13 @@ def make_model(folder, **changes):
 def write_weights(folder, without=(), file="model.safetensors", **more):
     tensors = {n: np.zeros(s, np.float32) for n, s in load_spec(folder).tensors().items() if n not in without}
     save_file(tensors | more, folder / file)
+
+
+def write_record(path, rollout_id, num_samples=64, **changes):
+    """A record that can be trained on: groups of 8, two tokens a sample. 64 are what ``RUN`` asks for."""
+    common = {"token_ids": [1, 2], "prompt_len": 1, "loss_mask": [False, True], "rollout_log_probs": [0.0, -1.0]}
+    samples = [
+        Sample(**common | {"group_id": i // 8, "index": i % 8, "reward": float(i % 2)} | changes)
+        for i in range(num_samples)
+    ]
+    write(path, RolloutBatch.from_samples(rollout_id, samples))

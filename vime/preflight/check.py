@@ -14,7 +14,11 @@ from vime.config.schema import Config
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
 from vime.preflight import model_folder
+from vime.preflight.packages import is_installed
 from vime.run_folder import RunFolder, num_rollouts_of
+
+CHECKED_BYTES = 1 << 30
+"""So much of the records is read before anything starts: some seconds."""
 
 
 def native_names(loaded: Loaded) -> tuple[list[str], list[str]]:
@@ -180,7 +184,31 @@ def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
             yield loaded.line(Finding("debug.save_rollout_data", f"and {len(found) - 5} more files exist already"))
     if load is not None and not _has_line(loaded, "debug.load_rollout_data"):
         problem = missing_problem(load, ids)
-        yield from [loaded.line(Finding("debug.load_rollout_data", problem))] if problem else []
+        yield from [loaded.line(Finding("debug.load_rollout_data", problem))] if problem else _record_problems(c, ids)
+
+
+def _record_problems(config: Config, ids: range) -> Iterator[str]:
+    """What is wrong with the records themselves; those beyond ``CHECKED_BYTES`` are read when their turn comes."""
+    from vime.record import read as read_record
+    from vime.record import template_path
+    from vime.train.steps import check_size, check_trainable
+
+    if not is_installed("blake3"):  # a light install reads no record
+        return
+    assert config.debug.load_rollout_data is not None
+    left = CHECKED_BYTES
+    for rollout_id in ids:
+        path = template_path(config.debug.load_rollout_data, rollout_id)
+        left -= path.stat().st_size
+        if left < 0:
+            return
+        try:
+            batch = read_record(path)
+            check_trainable(batch)
+            check_size(config, batch)
+        except VimeError as error:
+            text = _one_line(error)
+            yield text if str(path) in text else f"{path}: {text}"
 
 
 def records_used(config: Config, start: int) -> str:

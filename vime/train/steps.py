@@ -21,6 +21,21 @@ def check_trainable(batch: RolloutBatch) -> None:
             raise VimeError(f"{name} has reward {batch.rewards_N[i]}", "check the reward function on this sample")
 
 
+def check_size(config: Config, batch: RolloutBatch) -> None:
+    """VimeError unless the rollout holds exactly the samples of its optimizer steps."""
+    size, num_steps = config.global_batch_size, config.train.num_steps_per_rollout
+    if len(batch) == size * num_steps:
+        return
+    right, rest = divmod(len(batch), num_steps)
+    raise VimeError(
+        f"rollout {batch.rollout_id} has {len(batch)} samples; train.global_batch_size x num_steps_per_rollout = "
+        f"{size} x {num_steps} = {size * num_steps}",
+        f"set train.global_batch_size={right}"
+        if right and not rest
+        else "set train.num_steps_per_rollout to a divisor",
+    )
+
+
 def loss_weights(config: Config, batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
     """(loss_weight_T float32 [T], share_N float64 [N]): a step's normaliser is the sum of its samples' shares.
 
@@ -46,13 +61,7 @@ def train_steps(
 ) -> list[TrainData]:
     """``num_steps_per_rollout`` steps of ``global_batch_size`` samples, in the order of the rollout."""
     check_trainable(batch)
-    if len(batch) != config.global_batch_size * config.train.num_steps_per_rollout:
-        raise VimeError(
-            f"rollout {batch.rollout_id} has {len(batch)} samples; train.global_batch_size x num_steps_per_rollout = "
-            f"{config.global_batch_size} x {config.train.num_steps_per_rollout} = "
-            f"{config.global_batch_size * config.train.num_steps_per_rollout}",
-            "set train.global_batch_size to a divisor of the number of samples",
-        )
+    check_size(config, batch)
     advantages_N = algo.find(config.algo.name)(config.algo, batch.rewards_N, batch.group_ids_N)
     advantages_T = np.repeat(advantages_N, batch.lengths_N).astype(np.float32) * batch.loss_mask_T
     weight_T, share_N = loss_weights(config, batch)
