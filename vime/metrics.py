@@ -41,7 +41,7 @@ METRICS: dict[str, str] = {
     "rollout/num_tokens": "tokens of prompts and responses",
     "rollout/num_response_tokens": "tokens of responses",
     "rollout/truncated_ratio": "share of samples that ended at the length limit",
-    "rollout/zero_spread_group_share": "of the groups with a reward, the share whose rewards are all equal: no gradient",
+    "rollout/zero_spread_group_share": "share of the groups with rewards in which all are equal: they give no gradient",
     "rollout/num_reward_timeouts": "samples whose reward ran out of time: their reward is reward.score_on_timeout",
     "rollout/repetition": "share of samples whose response repeats itself",
     "eval/reward": "mean reward over evaluation samples that have one",
