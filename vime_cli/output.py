@@ -142,6 +142,8 @@ def _comparison(found: Any) -> None:
     """Two runs on the same rollouts, quantity by quantity, and where they part."""
     columns = ("rollout", "quantity", "verdict", "measured", "limit", "where")
     table(found.title, columns, found.table_rows())
+    for title, rows in found.gradient_tables():
+        table(title, ("parameter", "held by", "relative L2", "cosine", "max |difference|", "norm"), rows)
     for note in found.notes:
         print(note)
     if found.is_failed:

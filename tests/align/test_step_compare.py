@@ -173,6 +173,7 @@ def test_a_wrong_gradient_is_named_with_its_ranks():
     assert row.where == "b (ranks of b); clipped to 1"
     assert row.numbers["min cosine"] == 0.0
     assert row.measured.endswith("1 of 2 tensors over")
+    assert [(found.name, held_by) for found, held_by in row.tensors] == [("b", "ranks of b"), ("a", "ranks of a")]
 
 
 def test_a_gradient_of_rounding_alone_is_measured_against_the_whole():

@@ -40,6 +40,8 @@ def test_tp2_x_pp2_agrees_with_one_process_tensor_by_tensor(workspace, tmp_path,
     assert gradients["numbers"]["max relative L2"] < 1e-4
     assert gradients["numbers"]["min cosine"] > 0.999999
     assert "stage" in gradients["where"]
+    assert len(gradients["tensors"]) == 47
+    assert {"name", "held_by", "relative_l2", "cosine", "max_abs"} <= set(gradients["tensors"][0])
     assert "differs: parallel.tp 1 -> 2, parallel.pp 1 -> 2" in found["notes"]
     assert not list((tmp_path / "run").glob(".comparison*"))
 
@@ -50,12 +52,10 @@ def test_two_packings_agree(workspace, tmp_path, uninterrupted):
     packing = ["train.max_tokens_per_micro_batch=40", "--vs", "max_tokens_per_micro_batch=4096"]
     command = replay(workspace, tmp_path, "--ids", "0", *packing)
     assert command.process.returncode == 0, command.text
-    assert (
-        "PASS  replay against max_tokens_per_micro_batch=4096: 9 quantities within limits"
-        in command.text
-    )
+    assert "PASS  replay against max_tokens_per_micro_batch=4096: 9 quantities within limits" in command.text
     for quantity in ("weights before", "log_probs", "loss", "gradients", "weights"):
         assert any(line.split()[:1] == ["0"] and f" {quantity} " in line for line in command.lines), quantity
+    assert "gradients of rollout 0, the worst 5 of 47 parameters (all: --json)" in command.text
 
 
 @pytest.mark.slow

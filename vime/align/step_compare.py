@@ -13,7 +13,7 @@ import numpy as np
 
 from vime.align.step_limits import FLOOR, Limits
 from vime.align.tensors import TensorGap, ratio
-from vime.record.training import TrainingRecord
+from vime.record.training import TrainingRecord, TrainingStep
 from vime.types import RolloutBatch, Verdict
 
 ORDER = (
@@ -33,7 +33,9 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One quantity of one rollout. ``where``: the first place over the limit, else the worst; ``evidence``: more."""
+    """One quantity of one rollout. ``where``: the first place over the limit, else the worst; ``evidence``: more;
+    ``tensors``: of the gradients, every parameter with who holds it, the worst first.
+    """
 
     rollout_id: int
     quantity: str
@@ -43,6 +45,7 @@ class Row:
     where: str = ""
     evidence: tuple[str, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
+    tensors: tuple[tuple[TensorGap, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class Pair:
     candidate: TrainingRecord
     limits: Limits
     decode: Callable[[int], str] | None = None
+
+    @property
+    def steps(self) -> list[tuple[TrainingStep, TrainingStep]]:
+        return list(zip(self.reference.steps, self.candidate.steps, strict=True))
 
     def sample(self, row: int) -> str:
         rank = int(self.candidate.dp_ranks_N[row]) if row < len(self.candidate.dp_ranks_N) else -1
@@ -68,7 +75,10 @@ class Pair:
 
 
 def compare_records(pair: Pair) -> list[Row]:
-    """Every quantity that training records hold, in order: all of ``ORDER`` but weights and gradients."""
+    """Every quantity that training records hold, in order: all of ``ORDER`` but weights and gradients.
+
+    A step that both skipped has no loss and no gradient: there is nothing of it to compare.
+    """
     rows = [
         token_row(pair, "log_probs", pair.limits.log_probs),
         token_row(pair, "ref_log_probs", pair.limits.ref_log_probs),
@@ -77,6 +87,10 @@ def compare_records(pair: Pair) -> list[Row]:
     ours, theirs = len(pair.reference.steps), len(pair.candidate.steps)
     if ours != theirs:
         return [*rows, Row(pair.batch.rollout_id, "loss", Verdict.FAIL, f"{ours} -> {theirs} optimizer steps")]
+    for i, (a, b) in enumerate(pair.steps):
+        if a.is_skipped != b.is_skipped:
+            what = "the reference" if a.is_skipped else "the candidate"
+            return [*rows, Row(pair.batch.rollout_id, "loss", Verdict.FAIL, f"{what} alone skipped step {i}")]
     return [
         *rows,
         loss_row(pair),
@@ -91,11 +105,13 @@ def token_row(pair: Pair, quantity: str, limit: float) -> Row:
     a, b = getattr(pair.reference, name), getattr(pair.candidate, name)
     rollout_id = pair.batch.rollout_id
     if not len(a) or not len(b):
-        return Row(rollout_id, quantity, Verdict.SKIP, where="one of the two has no reference model")
+        without = "neither has" if len(a) == len(b) else "only one has"
+        return Row(rollout_id, quantity, Verdict.SKIP, where=f"{without} a reference model")
     used_T = np.flatnonzero(pair.batch.loss_mask_T) if limit else np.arange(len(a))
     if not len(used_T):
         return Row(rollout_id, quantity, Verdict.SKIP, where="no trained token")
-    gap = np.abs(a[used_T].astype(np.float64) - b[used_T].astype(np.float64))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        gap = np.abs(a[used_T].astype(np.float64) - b[used_T].astype(np.float64))
     gap[~np.isfinite(gap)] = np.inf
     numbers = {
         "max": float(gap.max()),
@@ -126,21 +142,20 @@ def loss_row(pair: Pair) -> Row:
     ours, theirs = pair.reference.sample_losses_N, pair.candidate.sample_losses_N
     scale_N = _scales(pair)
     share = _relative(ours, theirs, scale_N)
-    steps = [(a.loss, b.loss) for a, b in zip(pair.reference.steps, pair.candidate.steps, strict=True)]
-    per_step = len(ours) // max(len(steps), 1)
-    scales = scale_N[::per_step] if per_step else np.ones(len(steps))
-    whole = _relative(np.array([a for a, _ in steps]), np.array([b for _, b in steps]), scales)
-    numbers = {"max relative": float(whole.max(initial=0.0)), "max relative of a sample": float(share.max(initial=0.0))}
+    trained = [i for i, (a, _) in enumerate(pair.steps) if not a.is_skipped]
+    if not trained:
+        return _no_step(pair, "loss")
+    a, b = (np.array([pair.steps[i][side].loss for i in trained]) for side in (0, 1))
+    whole = _relative(a, b, scale_N[:: len(ours) // len(pair.steps)][trained])
+    numbers = {"max relative": float(whole.max()), "max relative of a sample": float(share.max())}
     over = np.flatnonzero(share > limit)
     failed = bool(len(over)) or bool((whole > limit).any())
-    step = int(whole.argmax()) if len(whole) else 0
-    measured = (
-        f"{steps[step][0]:.6g} -> {steps[step][1]:.6g}, relative {whole.max(initial=0.0):.2g}" if steps else "none"
-    )
+    step = int(whole.argmax())
+    measured = f"{a[step]:.6g} -> {b[step]:.6g}, relative {whole[step]:.2g}"
     if len(over):
         measured += f"; {len(over)} of {len(ours)} samples over"
-    first = int(over[0]) if len(over) else int(share.argmax()) if len(share) else 0
-    where = f"{pair.sample(first)}: share {ours[first]:.6g} -> {theirs[first]:.6g}" if share.max(initial=0.0) else ""
+    first = int(over[0]) if len(over) else int(share.argmax())
+    where = f"{pair.sample(first)}: share {ours[first]:.6g} -> {theirs[first]:.6g}" if share.max() else ""
     evidence = tuple(_by_rank(pair, share > limit)) if len(over) else ()
     verdict = Verdict.FAIL if failed else Verdict.PASS
     return Row(rollout_id, "loss", verdict, measured, _limit(limit, "relative"), where, evidence, numbers)
@@ -148,16 +163,13 @@ def loss_row(pair: Pair) -> Row:
 
 def _scales(pair: Pair) -> np.ndarray:
     """Sum of |share| over the samples of each sample's step: losses of a step cancel, their sizes do not."""
-    shares = np.abs(pair.reference.sample_losses_N)
-    num_steps = max(len(pair.reference.steps), 1)
-    if not len(shares) or len(shares) % num_steps:
-        return np.full(len(shares), float(shares.sum()))
-    size = len(shares) // num_steps
-    return np.repeat(shares.reshape(num_steps, size).sum(1), size)
+    shares, num_steps = np.abs(pair.reference.sample_losses_N), max(len(pair.steps), 1)
+    return np.repeat(shares.reshape(num_steps, -1).sum(1), len(shares) // num_steps)
 
 
 def _relative(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    gap = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        gap = np.abs(a - b)
     whole = np.maximum(scale, np.abs(a))
     found = np.divide(gap, whole, out=np.where(gap > 0, np.inf, 0.0), where=whole > 0)
     return np.where(np.isfinite(gap), found, np.inf)
@@ -180,17 +192,23 @@ def _shares(pair: Pair, which_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def number_row(pair: Pair, quantity: str, limit: float) -> Row:
     """``grad_norm`` or ``lr`` of every step, relative."""
-    a = np.array([getattr(step, quantity) for step in pair.reference.steps])
-    b = np.array([getattr(step, quantity) for step in pair.candidate.steps])
+    used = [i for i, (a, _) in enumerate(pair.steps) if quantity == "lr" or not a.is_skipped]
+    if not used:
+        return _no_step(pair, quantity)
+    a, b = (np.array([getattr(pair.steps[i][side], quantity) for i in used]) for side in (0, 1))
     relative = _relative(a, b, np.abs(a))
-    if not len(a):
-        return Row(pair.batch.rollout_id, quantity, Verdict.SKIP, where="no step")
     over = np.flatnonzero(relative > limit)
     at = int(over[0]) if len(over) else int(relative.argmax())
     measured = f"{a[at]:.6g} -> {b[at]:.6g}, relative {relative[at]:.2g}"
-    where = f"step {at}" if len(a) > 1 else ""
+    where = f"step {used[at]}" if len(pair.steps) > 1 else ""
     numbers = {"max relative": float(relative.max())}
     return Row(pair.batch.rollout_id, quantity, _verdict(over), measured, _limit(limit, "relative"), where, (), numbers)
+
+
+def _no_step(pair: Pair, quantity: str) -> Row:
+    """Two runs that both skipped every step did the same; without any step nothing was done."""
+    verdict = Verdict.SKIP if pair.steps else Verdict.NOT_TESTED
+    return Row(pair.batch.rollout_id, quantity, verdict, where="every step was skipped" if pair.steps else "no step")
 
 
 Holders = Callable[[str], str]
@@ -199,10 +217,12 @@ Holders = Callable[[str], str]
 
 def weights_before_row(rollout_id: int, gaps: Sequence[TensorGap], holders: Holders, known: Sequence[str] = ()) -> Row:
     """Weights as loaded: equal in every layout, nothing was computed yet. ``known``: what explains a difference."""
+    if not gaps:
+        return _no_tensors(rollout_id, "weights before")
     wrong = [gap for gap in gaps if gap.distance]
     measured = f"{len(gaps) - len(wrong)} of {len(gaps)} tensors equal"
     where = f"{wrong[0].name} ({holders(wrong[0].name)})" if wrong else ""
-    lines = (*known, *(f"{gap.name}: relative L2 {gap.relative_l2:.2g}" for gap in wrong[:SHOWN]))
+    lines = (*known, *(f"{gap.name}: {gap.problem or f'relative L2 {gap.relative_l2:.2g}'}" for gap in wrong[:SHOWN]))
     if known:
         where += f": {known[0].partition(': ')[2]}"
     numbers = {"different": len(wrong)}
@@ -211,12 +231,12 @@ def weights_before_row(rollout_id: int, gaps: Sequence[TensorGap], holders: Hold
 
 def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holders: Holders, note: str = "") -> Row:
     """Every gradient tensor, by relative L2. ``note``: of which step, clipped or not."""
+    if not gaps:
+        return _no_tensors(rollout_id, "gradients")
     whole = float(np.sqrt(sum(gap.norm**2 for gap in gaps)))
     sizes = {gap.name: ratio(gap.distance, max(gap.norm, FLOOR * whole)) for gap in gaps}
     ordered = sorted(gaps, key=lambda gap: (-sizes[gap.name], gap.name))
     over = [gap for gap in ordered if sizes[gap.name] > limits.gradients]
-    if not gaps:
-        return Row(rollout_id, "gradients", Verdict.NOT_TESTED, where="there are none")
     worst = ordered[0]
     cosine = min(gap.cosine for gap in gaps)
     measured = f"relative L2 {sizes[worst.name]:.2g}, cosine {cosine:.9g}"
@@ -224,23 +244,27 @@ def gradient_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, hol
     if not worst.distance:
         measured = f"equal, {len(gaps)} tensors"
     lines = tuple(
-        f"{gap.name} ({holders(gap.name)}): relative L2 {gap.relative_l2:.2g}, cosine {gap.cosine:.6g}, "
-        f"max |difference| {gap.max_abs:.2g}"
+        f"{gap.name} ({holders(gap.name)}): "
+        + (
+            gap.problem
+            or f"relative L2 {gap.relative_l2:.2g}, cosine {gap.cosine:.6g}, max |difference| {gap.max_abs:.2g}"
+        )
         for gap in ordered[:SHOWN]
         if gap.distance
     )
     where = f"{worst.name} ({holders(worst.name)}){note}" if worst.distance else note.strip("; ")
     numbers = {"max relative L2": sizes[worst.name], "min cosine": cosine, "over": len(over), "tensors": len(gaps)}
     limit = _limit(limits.gradients, "relative L2")
-    return Row(rollout_id, "gradients", _verdict(over), measured, limit, where, lines, numbers)
+    tensors = tuple((gap, holders(gap.name)) for gap in ordered)
+    return Row(rollout_id, "gradients", _verdict(over), measured, limit, where, lines, numbers, tensors)
 
 
 def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holders: Holders) -> Row:
     """The updated weights: how far apart, against how far the step moved them."""
+    if not gaps:
+        return _no_tensors(rollout_id, "weights")
     sizes = {gap.name: ratio(gap.distance, max(gap.change, limits.resolution * gap.norm)) for gap in gaps}
     ordered = sorted(gaps, key=lambda gap: (-sizes[gap.name], gap.name))
-    if not gaps:
-        return Row(rollout_id, "weights", Verdict.NOT_TESTED, where="there are none")
     over = [gap for gap in ordered if sizes[gap.name] > limits.weights]
     worst, largest = ordered[0], max(gaps, key=lambda gap: gap.max_abs)
     measured = (
@@ -252,7 +276,8 @@ def weight_row(rollout_id: int, gaps: Sequence[TensorGap], limits: Limits, holde
     elif not worst.distance:
         measured = f"equal, {len(gaps)} tensors"
     lines = tuple(
-        f"{gap.name} ({holders(gap.name)}): {sizes[gap.name]:.2g} of its step, relative L2 {gap.relative_l2:.2g}"
+        f"{gap.name} ({holders(gap.name)}): "
+        + (gap.problem or f"{sizes[gap.name]:.2g} of its step, relative L2 {gap.relative_l2:.2g}")
         for gap in ordered[:SHOWN]
         if gap.distance
     )
@@ -266,11 +291,18 @@ def digest_row(
     rollout_id: int, quantity: str, ours: Mapping[str, str], theirs: Mapping[str, str], holders: Holders
 ) -> Row:
     """Digests by name of tensor: equal or not is all that can be said."""
-    wrong = [name for name in ours if theirs.get(name) != ours[name]] + [name for name in theirs if name not in ours]
-    measured = f"{len(ours) - len([n for n in wrong if n in ours])} of {len(ours)} digests equal"
+    names = list(dict.fromkeys([*ours, *theirs]))
+    if not names:
+        return _no_tensors(rollout_id, quantity)
+    wrong = [name for name in names if ours.get(name) != theirs.get(name)]
+    measured = f"{len(names) - len(wrong)} of {len(names)} digests equal"
     lines = tuple(f"{name} ({holders(name)})" for name in wrong[:SHOWN])
     where = lines[0] if lines else ""
     return Row(rollout_id, quantity, _verdict(wrong), measured, "bitwise", where, lines, {"different": len(wrong)})
+
+
+def _no_tensors(rollout_id: int, quantity: str) -> Row:
+    return Row(rollout_id, quantity, Verdict.NOT_TESTED, where="there are none")
 
 
 def first_mismatch(rows: Iterable[Row]) -> Row | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vime import loop
 from vime.align.step_compare import CAUSES, Row, first_mismatch
+from vime.align.tensors import TensorGap
 from vime.cluster.session import RaySession, num_processes
 from vime.config.load import Loaded
 from vime.config.schema import Config
@@ -24,12 +25,13 @@ from vime.metrics import Metrics
 from vime.models import load_spec
 from vime.observe import Observer
 from vime.preflight.against import Against
-from vime.runs.judge import Judge
+from vime.runs.judge import EVERYTHING, Judge
 from vime.runs.parts import started
 from vime.runs.trail import RecordedTrail, Trail, watched
 from vime.types import CheckResult, Verdict
 
 FOLDER = ".comparison"
+NUM_PARAMETERS = 5  # shown of each step's gradients
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,29 @@ class Compared:
     def table_rows(self) -> list[tuple[str, ...]]:
         return [(str(r.rollout_id), r.quantity, str(r.verdict), r.measured, r.limit, r.where) for r in self.rows]
 
+    def gradient_tables(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        """(title, rows) of the gradients of each step, by parameter: those that differ most, against their size."""
+        for row in (row for row in self.rows if row.tensors):
+            shown = row.tensors[:NUM_PARAMETERS]
+            count = f"the worst {len(shown)} of {len(row.tensors)} parameters (all: --json)"
+            yield f"gradients of rollout {row.rollout_id}, {count}", [_gradient(*entry) for entry in shown]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         names = ("rollout_id", "quantity", "verdict", "measured", "limit", "where", "evidence", "numbers")
-        rows = [{name: getattr(row, name) for name in names} for row in self.rows]
+        rows = [{name: getattr(row, name) for name in names} | _tensors(row) for row in self.rows]
         verdict = {"verdict": str(self.check.verdict), "measured": self.check.measured, "cause": self.check.cause}
         return {"title": self.title, **verdict, "rows": rows, "notes": self.notes}
+
+
+def _gradient(gap: TensorGap, held_by: str) -> tuple[str, ...]:
+    return gap.name, held_by, f"{gap.relative_l2:.2g}", f"{gap.cosine:.9g}", f"{gap.max_abs:.2g}", f"{gap.norm:.3g}"
+
+
+def _tensors(row: Row) -> dict[str, Any]:
+    numbers = ("name", "relative_l2", "cosine", "max_abs", "norm")
+    found = [{n: getattr(gap, n) for n in numbers} | {"held_by": held_by} for gap, held_by in row.tensors]
+    return {"tensors": found} if found else {}
 
 
 @dataclass
@@ -175,10 +194,14 @@ def verdict_of(title: str, rows: list[Row]) -> CheckResult:
     left = [row for row in rows if row.verdict == Verdict.NOT_TESTED]
     if not passed:
         return CheckResult(title, Verdict.NOT_TESTED, cause=left[0].where if left else "there is nothing to compare")
-    names = ", ".join(dict.fromkeys(row.quantity for row in left))
+    names = ", ".join(dict.fromkeys(_untested(row) for row in left))
     return CheckResult(
         title, Verdict.PASS, f"{len(passed)} quantities within limits" + (f"; not tested: {names}" if left else "")
     )
+
+
+def _untested(row: Row) -> str:
+    return f"rollout {row.rollout_id}" if row.quantity == EVERYTHING else row.quantity
 
 
 def layout_line(config: Config) -> str:
