@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from vime.backends.vllm.answers import response_arrays
-from vime.backends.vllm.sampling import StopIds, request_options
+from vime.backends.vllm.sampling import StopIds, request_options, with_changes
 from vime.config.schema import Sampling
-from vime.errors import VimeError
+from vime.errors import UsageError, VimeError
 
 
 def test_fewer_log_probs_than_tokens_are_refused():
@@ -40,6 +40,13 @@ def test_log_probs_that_were_asked_for_and_are_absent_are_an_error():
     with pytest.raises(VimeError, match=r"request r: log-probs were asked for and are missing \(2 tokens, 0 log-probs"):
         response_arrays("r", [5, 6], None)
     assert request_options(Sampling(), StopIds({}))["logprobs"] == 0  # 0 more than the sampled token's; None is off
+
+
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", *Sampling.model_fields])
+def test_an_explicit_null_turns_nothing_off(name):
+    """Case R05: neither log-probs, which are no option at all, nor an option, whose default would hold unseen."""
+    with pytest.raises(UsageError, match=rf"^sampling\.{name} = None"):
+        with_changes(Sampling(), {name: None})
 
 
 def test_log_probs_of_other_tokens_are_refused():

@@ -423,6 +423,15 @@ def test_an_answer_that_comes_in_drops_is_limited_as_a_whole() -> None:
     assert not thread.is_alive()
 
 
+def test_no_proxy_of_the_environment_is_used(script: Script, monkeypatch) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    script.routes["/v1/models"] = lambda *_: (200, {"data": []})
+    assert get(Server(script.url, 5.0)) == {"data": []}
+
+
 def test_no_connection_outlives_its_answer(script: Script) -> None:
     """Idle ones would add up to more sockets than a process may have, and are closed by the server at any time."""
     script.routes["/v1/models"] = lambda *_: (200, {})

@@ -105,6 +105,12 @@ def test_a_sample_passes_with_the_reward_that_was_set():
     assert [found[f"pass_at_{k}"] for k in (1, 2, 4)] == pytest.approx([3 / 8, (5 / 6 + 1 / 2) / 2, 1.0])
 
 
+def test_k_is_at_most_the_smallest_group():
+    found = eval_statistics(batch_of([0.0, 1.0, 0.0, 0.0], [1.0, 0.0]))
+    assert [name for name in found if name.startswith("pass")] == ["pass_at_1", "pass_at_2"]
+    assert (found["pass_at_1"], found["pass_at_2"]) == (0.375, 0.75)
+
+
 def test_samples_without_a_reward_count_in_no_mean_and_pass_nothing():
     found = eval_statistics(batch_of([None, 1.0], [None, None]))
     assert (found["reward"], found["best_reward"], found["pass_at_1"]) == (1.0, 1.0, 0.25)

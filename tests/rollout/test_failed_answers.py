@@ -60,6 +60,7 @@ def test_without_training_the_group_stays_unscored_in_its_place():
     assert np.isnan(batch.rollout_log_probs_T).sum() == 1
     found = statistics(batch)
     assert (found["rollout/status/failed"], found["rollout/raw_reward"]) == (1, 0.5)
+    assert found["rollout/rollout_log_probs"] == pytest.approx((6 * -1.0 + 5 * -2.0) / 11)
 
 
 def test_for_training_the_group_is_replaced():

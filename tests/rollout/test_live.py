@@ -57,6 +57,14 @@ def test_each_group_goes_to_the_engine_with_the_fewest_outstanding_tokens():
     assert [[group for group, _, _ in e.requests] for e in engines] == [[0], [1, 2, 3]]
 
 
+def test_engines_that_are_done_are_asked_again():
+    engines = [FakeEngine(), FakeEngine()]
+    rollouts = rollouts_of(*engines, source=FakeDataSource(lengths={0: 2000}))
+    rollouts.produce(0)
+    rollouts.produce(1)
+    assert [sum(group >= 4 for group, _, _ in e.requests) for e in engines] == [2, 2]
+
+
 def test_a_group_is_scored_while_others_generate():
     order = []
 
@@ -166,6 +174,14 @@ def test_time_limit_names_who_is_awaited():
         rollouts_of(FakeEngine(delays={1: 60.0, 3: 60.0}), config=config).produce(0)
 
 
+def test_the_time_limit_is_for_all_rounds_together():
+    config = config_of(timeout_seconds=0.5, group_filter="nonzero_spread", max_filter_rounds=100)
+    engine = FakeEngine(delays=dict.fromkeys(range(1000), 0.1))
+    with pytest.raises(VimeError, match=r"no complete rollout within rollout\.timeout_seconds=0\.5"):
+        rollouts_of(engine, reward=FakeReward(lambda s: 1.0), config=config).produce(0)
+    assert len(engine.requests) <= 4 * 6
+
+
 def test_what_goes_wrong_when_time_is_up_is_not_the_cause():
     class Untidy(FakeEngine):
         async def generate(self, prompt, seeds, sampling=None):
@@ -215,6 +231,16 @@ def test_header_and_progress():
     assert batch.header.sampling == {"temperature": 1.0}
     assert batch.header.seed == 7
     assert batch.header.counts == {"status_completed": 16}
+
+
+def test_the_header_has_the_newest_weights_that_answered():
+    """Case R21."""
+
+    def script(prompt, index, seed):
+        newest = 7 if (prompt.group_id, index) == (1, 2) else 6
+        return sample(prompt.group_id, index, weight_version_min=5, weight_version_max=newest)
+
+    assert rollouts_of(FakeEngine(script)).produce(0).header.weight_version == 7
 
 
 def test_resume_goes_on_with_the_next_prompts():

@@ -128,6 +128,13 @@ def test_one_departure_in_many_tokens_is_rounding():
     assert not apart.is_near_tie
 
 
+def test_one_departure_in_few_tokens_may_be_rounding():
+    """A second one is not."""
+    same, other = matched([5, 6, 7], [5, 6, 7]), matched([5, 6, 7], [5, 6, 8])
+    assert judged(same, other).verdict == Verdict.WARN
+    assert judged(same, other, other).verdict == Verdict.FAIL
+
+
 def test_what_is_known_to_differ_is_the_cause():
     far = matched([5, 6, 7], [5, 6, 8], [-1.0, -2.0, -1.0], [-1.1, -2.2, -1.0])
     weights = Known("the record's weights are v3", "model.path=hf")

@@ -183,6 +183,9 @@ def test_a_turn_may_have_a_limit_of_its_own():
     assert found.token_ids.tolist() == [3, 3, 40, 40, 40, 60, 61, 41, STOP]
     assert found.status is Status.TRUNCATED  # the third turn found no room in the context
     assert turns.room is None
+    engine = Scripted(*[([40] * 9, Status.TRUNCATED)] * 9)
+    run(Turns(prompt(3), 0, 0, max_response_len=9), engine, max_response_len=3)
+    assert [r[2]["max_response_len"] for r in engine.requests] == [3, 3]  # 3 + 2 + 3 + 2: one over
 
 
 def test_a_prompt_that_is_too_long_from_the_start_is_dropped_as_ever():
