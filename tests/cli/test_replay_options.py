@@ -142,3 +142,10 @@ def test_rollouts_with_a_gap_do_not_follow_one_another(tmp_path):
     assert rollout_ids(template, "0:2") == range(2)
     with pytest.raises(UsageError, match="do not follow one another"):
         rollout_ids(template, "0:")
+
+
+def test_one_file_has_no_ids_to_choose(tmp_path):
+    (tmp_path / "data_1.pt").write_bytes(b"")
+    with pytest.raises(UsageError, match="is one file; ids need") as refusal:
+        rollout_ids(str(tmp_path / "data_1.pt"), "1")
+    assert "--num-rollouts 1" in str(refusal.value.hint)

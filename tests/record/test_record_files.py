@@ -47,7 +47,7 @@ def test_a_folder_and_a_wrong_name_are_answered_with_the_templates_that_are_ther
     assert "is a folder" in refused(str(folder)).message
     assert "no file for any id" in refused(f"{folder}/date_{{rollout_id}}.pt").message
     assert "no such file" in refused(f"{folder}/date_0.pt").message
-    assert "has written" in refused(f"{folder}/none/x.pt").hint
+    assert "written by vime rollout --save" in refused(f"{folder}/none/x.pt").hint
 
 
 def test_the_templates_of_a_folder_open_its_files(folder):
@@ -55,4 +55,8 @@ def test_the_templates_of_a_folder_open_its_files(folder):
 
 
 def test_another_placeholder_is_refused(folder):
-    assert "only {rollout_id} is known" in refused(f"{folder}/data_{{id}}.pt").message
+    assert "unknown field {id}" in refused(f"{folder}/data_{{id}}.pt").message
+
+
+def test_what_is_no_regular_file_is_not_said_to_be_missing(folder):
+    assert "/dev/null: is no regular file" in refused("/dev/null").message

@@ -17,7 +17,11 @@ def test_several_rollouts_need_the_placeholder(tmp_path):
     assert "one file for 3 rollouts" in problem
 
 
-@pytest.mark.parametrize("template", ["d_{id}.pt", "d_{}.pt", "d_{rollout_id", "d_{rollout_id:q}.pt", "", "{0}.pt"])
+BROKEN = ["d_{id}.pt", "d_{}.pt", "d_{rollout_id", "d_{rollout_id:q}.pt", "", "{0}.pt"]
+BROKEN += ["{rollout_id:.0e}", "{rollout_id:c}", "{rollout_id:>9}", "{rollout_id!r}", "{rollout_id:999999999999d}"]
+
+
+@pytest.mark.parametrize("template", BROKEN)
 def test_broken_templates_are_refused(template):
     assert len(check_template(template, 1)) == 1
     with pytest.raises(UsageError):

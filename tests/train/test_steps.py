@@ -92,6 +92,12 @@ def test_a_short_rollout_is_refused():
         steps(config(train={"global_batch_size": 3}), four())
 
 
+def test_a_step_has_a_sample_for_every_data_parallel_rank():
+    assert len(steps(config(parallel={"dp": 4}), four())) == 1
+    with pytest.raises(VimeError, match=r"4 samples per optimizer step, fewer than parallel\.dp = 5 ranks"):
+        steps(config(parallel={"dp": 5}), four())
+
+
 def test_log_prob_metrics_use_trained_tokens_only():
     batch = rollout(sample(0, 0, 1, 2))
     old, ref = np.array([9.0, -1.0, -2.0], np.float32), np.array([9.0, -1.5, -2.5], np.float32)

@@ -18,6 +18,8 @@ USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 SET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 RESERVED_SET_NAMES = ("eval", "dropped")
 """Names that the metrics of an evaluation have already."""
+ID_FORM = re.compile(r"(0[1-9]\d?)?d?")
+"""What may stand after the colon of ``{rollout_id:05d}``."""
 RAY_ADDRESS = re.compile(r"(ray://)?[^\s/]+:\d{1,5}")
 _MAX_NAME, _MAX_PATH = 255, 4095
 _MAX_TRIED = 1_000_000  # a batch so large that this hides a divisor is no batch
@@ -50,9 +52,21 @@ def batch_arithmetic(config: Config) -> str:
     )
 
 
-def template_fields(template: str) -> set[str]:
-    """The field names of a record template. Raises ValueError where it is no format string."""
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+def template_problem(template: str) -> str | None:
+    """What is wrong with a record template; None where it names files by the digits of the rollout id.
+
+    Those names alone differ from rollout to rollout (``{rollout_id:.0e}`` has one for 10 to 14) and can be listed.
+    """
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        return str(error)
+    for name, form, conversion in fields:
+        if name != "rollout_id":
+            return f"unknown field {{{name}}}"
+        if conversion or not ID_FORM.fullmatch(form or ""):
+            return "digits alone name a rollout, such as {rollout_id} or {rollout_id:05d}"
+    return None
 
 
 def _paths(c: Config) -> Iterator[Finding]:
@@ -97,7 +111,9 @@ def _mode(c: Config) -> Iterator[Finding]:
         text = "must be true with debug.load_rollout_data: engines are not started for recorded rollouts"
         yield Finding("debug.train_only", text, ("debug.load_rollout_data",))
     if debug.train_only and not debug.load_rollout_data:
-        text = "needs debug.load_rollout_data: without engines there is nothing to train on"
+        text = (
+            "needs debug.load_rollout_data (vime replay: --load TEMPLATE): without engines there is nothing to train on"
+        )
         yield Finding("debug.train_only", text, ("debug.load_rollout_data",))
     if c.run.num_rollouts == 0:
         yield from _no_rollouts(c)
@@ -290,18 +306,14 @@ def _template(c: Config, path: str) -> Iterator[Finding]:
     template = getattr(c.debug, path.rpartition(".")[2])
     if template is None:
         return
-    try:
-        fields = template_fields(template)
-        template.format(rollout_id=0)
-    except (ValueError, KeyError, IndexError, AttributeError) as error:
-        reason = f"unknown field {error}" if isinstance(error, KeyError) else str(error)
-        yield Finding(path, f"is no valid template ({reason}); the only field is {{rollout_id}}")
+    if problem := template_problem(template):
+        yield Finding(path, f"is no valid template ({problem}); the only field is {{rollout_id}}")
         return
-    if "rollout_id" not in fields and c.run.num_rollouts > 1:
+    if template.format(rollout_id=0) == template.format(rollout_id=1) and c.run.num_rollouts > 1:
         verb = "written over" if path.endswith("save_rollout_data") else "read"
         text = (
-            f"needs {{rollout_id}}: without it the one file would be {verb} {c.run.num_rollouts} times "
-            f"(run.num_rollouts); for example {_with_field(template)}"
+            f"needs {{rollout_id}}: without it the one file would be {verb} {c.run.num_rollouts} times; "
+            f"for example {_with_field(template)}, or run.num_rollouts=1 for this one file"
         )
         yield Finding(path, text, ("run.num_rollouts",))
     if path.endswith("save_rollout_data") and c.debug.load_rollout_data is not None:

@@ -98,7 +98,11 @@ def _record(loaded: Loaded, ids: range, is_asked: bool) -> Against | None:
 def rollout_ids(template: str, text: str) -> range:
     """``--ids``: the recorded rollouts to train on, one after the other. UsageError lists the ids that exist."""
     from vime.record import parse_ids
+    from vime.record.template import has_placeholder
 
+    if not has_placeholder(template):
+        hint = "leave --ids out, and say --num-rollouts 1"
+        raise UsageError(f"--ids {text}: {template} is one file; ids need {{rollout_id}} in the name", hint)
     ids = parse_ids(text, list_ids(template))
     if ids != list(range(ids[0], ids[-1] + 1)):
         raise UsageError(

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vime.errors import UsageError
-from vime.record.template import PLACEHOLDER, has_placeholder, list_ids, missing_problem, parse_ids, template_path
+from vime.record.template import (
+    PLACEHOLDER,
+    WRITTEN_BY,
+    has_placeholder,
+    list_ids,
+    missing_problem,
+    parse_ids,
+    template_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,8 @@ def record_files(template: str, ids: str | None = None, option: str = "--inspect
                 _templates_hint(Path(template).parent),
             )
         if not first.is_file():
-            raise UsageError(f"{template}: no such file", _templates_hint(Path(template).parent))
+            what = "is no regular file" if first.exists() else "no such file"
+            raise UsageError(f"{template}: {what}", _templates_hint(Path(template).parent))
         return [RecordFile(first, None)]
     existing = list_ids(template)
     if not existing:
@@ -44,7 +53,7 @@ def record_files(template: str, ids: str | None = None, option: str = "--inspect
 
 def _templates_hint(folder: Path) -> str:
     found = templates_in(folder)
-    return f"records here: {', '.join(found)}" if found else "name a file that --save-debug-rollout-data has written"
+    return f"records here: {', '.join(found)}" if found else WRITTEN_BY
 
 
 def templates_in(folder: Path, limit: int = 5) -> list[str]:

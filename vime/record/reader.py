@@ -12,6 +12,7 @@ from vime.record import schema1
 from vime.record.archive import format_of, load_plain
 from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem, is_plain
 from vime.record.packing import unpack
+from vime.record.template import WRITTEN_BY
 from vime.record.upstream import from_upstream
 from vime.types import RolloutBatch, RolloutHeader
 
@@ -29,7 +30,7 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     elif isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content:
         batch = from_upstream(path, content)
     else:
-        raise UsageError(f"{path} is not a rollout record", "records are written by --save-debug-rollout-data")
+        raise UsageError(f"{path} is not a rollout record", WRITTEN_BY)
     recorded = batch.header.model.get("tokenizer_digest")
     if tokenizer_digest and recorded and recorded != tokenizer_digest:
         raise UsageError(

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Formatter
 
+from vime.config.rules import template_problem
 from vime.errors import UsageError
 
 PLACEHOLDER = "rollout_id"
 MAX_IDS = 100_000
+WRITTEN_BY = "records are written by vime rollout --save and vime train --save-debug-rollout-data"
 
 
 def template_path(template: str, rollout_id: int) -> Path:
@@ -116,18 +118,10 @@ def _counted(i: int, existing: Sequence[int]) -> int:
 
 
 def _syntax_problems(template: str) -> list[str]:
-    try:
-        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
-        if not template:
-            return ["the record template is empty"]
-        unknown = sorted({n for n in names if n != PLACEHOLDER})
-        if unknown:
-            shown = ", ".join(f"{{{n}}}" for n in unknown)
-            return [f"{template!r} has the placeholder {shown}; only {{{PLACEHOLDER}}} is known"]
-        template.format(rollout_id=0)
-    except ValueError as error:
-        return [f"{template!r} is no template: {error}"]
-    return []
+    if not template:
+        return ["the record template is empty"]
+    problem = template_problem(template)
+    return [f"{template!r} is no template: {problem}"] if problem else []
 
 
 def has_placeholder(template: str) -> bool:

@@ -25,6 +25,9 @@ def check_size(config: Config, batch: RolloutBatch) -> None:
     """VimeError unless the rollout holds exactly the samples of its optimizer steps."""
     size, num_steps = config.global_batch_size, config.train.num_steps_per_rollout
     if len(batch) == size * num_steps:
+        if size < config.parallel.dp:
+            text = f"rollout {batch.rollout_id} has {size} samples per optimizer step, fewer than parallel.dp ="
+            raise VimeError(f"{text} {config.parallel.dp} ranks", f"set parallel.dp <= {size}")
         return
     right, rest = divmod(len(batch), num_steps)
     raise VimeError(
