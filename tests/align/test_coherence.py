@@ -184,3 +184,10 @@ def test_garbled_fails_a_rollout_and_warns_in_training():
 def test_a_rollout_without_a_sampled_token_is_not_judged():
     empty = case(sample(response=()))
     assert check_of(empty, symptoms(empty), None, is_training=False).verdict == Verdict.NOT_TESTED
+
+
+def test_a_gap_that_is_no_number_is_no_agreement():
+    """The checkpoint itself holds NaN, and the engine does not."""
+    found = case(oracle=oracle(gap=float("nan")))
+    assert not found.is_engine_right
+    assert level_of(symptoms(found)) == Level.GARBLED

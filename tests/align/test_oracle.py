@@ -106,6 +106,8 @@ def test_every_reason_not_to_test_is_said(folder, monkeypatch):
     )
     nothing = batch(sample(1, 0, response=(5,), log_probs=(float("nan"),), status=Status.FAILED))
     assert "no sampled token has a finite" in Oracle(folder, 8, NEUTRAL).score(nothing, order[:1])
+    unknown = batch(sample(1, 0, response=(5,), log_probs=(float("nan"),), status=Status.FAILED), RAGGED[1])
+    assert "the 1 samples that it was given have no sampled token" in Oracle(folder, 1, NEUTRAL).score(unknown, order)
     monkeypatch.setattr(module, "FLOPS_PER_CORE", 1.0)
     assert "no sample is short enough" in Oracle(folder, 8, NEUTRAL).score(found, order)
     monkeypatch.setattr(module, "free_memory", lambda: 4_000_000)

@@ -16,7 +16,7 @@ from vime.align.step_compare import (
     weights_before_row,
 )
 from vime.align.step_limits import Limits, limits
-from vime.align.tensors import exchanged_shards, ratio, tensor_gap
+from vime.align.tensors import TensorGap, exchanged_shards, ratio, tensor_gap
 from vime.record.training import TrainingHeader, TrainingRecord, TrainingStep
 from vime.types import RolloutBatch, Verdict
 
@@ -93,8 +93,10 @@ def test_a_value_that_is_no_number_is_infinitely_far():
 
 
 def test_without_a_reference_model_there_is_nothing_to_compare():
-    row = compared(record(ref_log_probs_T=np.empty(0, np.float32)))["ref_log_probs"]
-    assert row.verdict == Verdict.SKIP
+    without = record(ref_log_probs_T=np.empty(0, np.float32))
+    row = compared(without)["ref_log_probs"]
+    assert (row.verdict, row.where) == (Verdict.SKIP, "only one has a reference model")
+    assert compared(without, without)["ref_log_probs"].where == "neither has a reference model"
 
 
 def test_a_loss_that_counts_twice_on_one_rank_is_located():
@@ -136,6 +138,49 @@ def test_the_step_that_differs_is_named():
     assert rows["lr"].limit == "bitwise"
 
 
+def test_a_step_that_both_skipped_has_nothing_to_compare():
+    """A refused step keeps the loss that was refused, which is no number."""
+    nan = float("nan")
+    skipped = record(sample_losses_N=np.zeros(4), steps=[TrainingStep(nan, nan, 1e-3, 8, is_skipped=True)])
+    rows = compared(skipped, skipped)
+    assert (rows["loss"].verdict, rows["grad_norm"].verdict) == (Verdict.SKIP, Verdict.SKIP)
+    assert rows["lr"].verdict == Verdict.PASS
+    two = [TrainingStep(nan, nan, 1e-3, 4, is_skipped=True), TrainingStep(0.5, 2.0, 1e-3, 4)]
+    half = record(sample_losses_N=np.array([0.0, 0.0, 1.0, -0.5]), steps=two)
+    assert compared(half, half)["loss"].measured == "0.5 -> 0.5, relative 0"
+    worse = replace(half, steps=[two[0], TrainingStep(0.5, 3.0, 1e-3, 4)])
+    assert compared(worse, half)["grad_norm"].where == "step 1"
+
+
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_a_step_that_one_of_them_skipped_is_a_mismatch(is_reference):
+    skipped = record(steps=[TrainingStep(0.0, 2.0, 1e-3, 8, is_skipped=True)])
+    rows = compared(record(), skipped) if is_reference else compared(skipped, record())
+    assert rows["loss"].verdict == Verdict.FAIL
+    assert rows["loss"].measured == f"the {'reference' if is_reference else 'candidate'} alone skipped step 0"
+
+
+def test_a_loss_that_is_no_number_is_a_mismatch_even_where_both_have_it():
+    for loss in (np.nan, np.inf):
+        same = record(steps=[TrainingStep(float(loss), 2.0, 1e-3, 8)])
+        assert compared(same, same)["loss"].verdict == Verdict.FAIL
+    shares = SHARES.copy()
+    shares[1] = np.nan
+    broken = record(sample_losses_N=shares)
+    for pair in ((broken, record()), (record(), broken), (broken, broken)):
+        assert compared(*pair)["loss"].verdict == Verdict.FAIL
+
+
+def test_where_nothing_was_compared_nothing_passes():
+    none = record(steps=[])
+    rows = compared(none, none)
+    assert {rows[name].verdict for name in ("loss", "grad_norm", "lr")} == {Verdict.NOT_TESTED}
+    assert weights_before_row(0, [], holders).verdict == Verdict.NOT_TESTED
+    assert gradient_row(0, [], LIMITS, holders).verdict == Verdict.NOT_TESTED
+    assert weight_row(0, [], LIMITS, holders).verdict == Verdict.NOT_TESTED
+    assert digest_row(0, "weights", {}, {}, holders).verdict == Verdict.NOT_TESTED
+
+
 def holders(name):
     return f"ranks of {name}"
 
@@ -153,7 +198,8 @@ def test_gaps_by_hand():
     assert found.num_different == 1
     assert gap("w", [0.0], [0.0]).cosine == 1.0
     assert gap("w", [1.0], [np.nan]).distance == np.inf
-    assert (ratio(0, 0), ratio(1, 0)) == (0.0, np.inf)
+    assert (ratio(0, 0), ratio(1, 0), ratio(0, 5), ratio(0, np.inf)) == (0.0, np.inf, 0.0, 0.0)
+    assert {ratio(a, b) for a in (1.0, np.inf, np.nan) for b in (np.inf, np.nan)} == {np.inf}
     with pytest.raises(ValueError, match=r"w: \[1\] against \[2\]"):
         gap("w", [1.0], [1.0, 2.0])
 
@@ -196,6 +242,32 @@ def test_an_update_too_small_for_the_type_is_no_step_to_measure_against():
     gaps = [gap("norm", [1.0] * 9, [1.0] * 8 + [1.0078125], before=[1.0] * 9)]
     assert weight_row(0, gaps, limits("bfloat16", 4, 0, is_same=False), holders).verdict == Verdict.PASS
     assert weight_row(0, gaps, LIMITS, holders).verdict == Verdict.FAIL
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("limit", [LIMITS, Limits()])
+@pytest.mark.parametrize("where", ["reference", "candidate"])
+def test_gradients_and_weights_that_are_no_numbers_are_never_within_limits(bad, limit, where):
+    values = ([1.0, bad], [1.0, 2.0]) if where == "reference" else ([1.0, 2.0], [1.0, bad])
+    gaps = [gap("w", *values, before=[1.0, 1.0]), gap("v", [1.0, 2.0], [1.0, 2.0], before=[1.0, 1.0])]
+    row = gradient_row(0, gaps, limit, holders)
+    assert (row.verdict, row.numbers["min cosine"]) == (Verdict.FAIL, 0.0)
+    assert row.where.startswith("w (ranks of w)")
+    assert weight_row(0, gaps, limit, holders).verdict == Verdict.FAIL
+
+
+def test_weights_that_never_moved_are_over_every_limit():
+    frozen = gap("w", [1.0, 2.0], [1.0, 1.0], before=[1.0, 1.0])
+    for dtype in ("float32", "bfloat16"):
+        assert weight_row(0, [frozen], limits(dtype, 30, 8, is_same=False), holders).verdict == Verdict.FAIL
+
+
+def test_a_tensor_of_one_side_alone_is_infinitely_far():
+    gaps = [gap("v", [1.0], [1.0], before=[0.0]), TensorGap.incomparable("w", "the candidate has none")]
+    for row in (weights_before_row(0, gaps, holders), gradient_row(0, gaps, LIMITS, holders)):
+        assert row.verdict == Verdict.FAIL
+        assert "the candidate has none" in row.evidence[0]
+    assert weight_row(0, gaps, LIMITS, holders).where == "w (ranks of w)"
 
 
 def test_exchanged_shards_are_recognised():

@@ -1,11 +1,14 @@
 """The training record: what goes in comes out, and nothing damaged or foreign gets through."""
 
+import json
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_record_file import batch_of, sample
@@ -60,7 +63,7 @@ plain = st.recursive(
 )
 def test_what_is_written_is_read(tmp_path_factory, lengths, has_reference, steps, layout):
     path = tmp_path_factory.mktemp("r") / "x.train.pt"
-    made = record(lengths, has_reference, steps, layout=layout, rollout_digest="ab")
+    made = record(lengths * max(steps, 1), has_reference, steps, layout=layout, rollout_digest="ab")
     write_training(path, made)
     assert same(read_training(path), made)
 
@@ -113,6 +116,14 @@ def damage(content, what):
             del content["arrays"]["advantages_T"]
         case "kind":
             content["steps"] = {}
+        case "array type":
+            content["arrays"]["dp_ranks_N"] = content["arrays"]["dp_ranks_N"].long()
+        case "step type":
+            content["steps"][0]["grad_norm"] = "large"
+        case "header type":
+            content["header"]["settings"] = []
+        case "weights type":
+            content["weights"]["model.norm.weight"] = 1
         case "no step":
             content["steps"] = [{"loss": 1.0}]
         case "header":
@@ -130,6 +141,10 @@ def damage(content, what):
         ("foreign", "is not a training record"),
         ("missing", "differs in 'advantages_T'"),
         ("kind", "steps is dict, expected list"),
+        ("array type", "arrays.dp_ranks_N is not a 1-d int32 tensor"),
+        ("step type", r"steps\[0\].grad_norm is str, expected float"),
+        ("header type", "header.settings is list, expected dict"),
+        ("weights type", "weights.model.norm.weight is int, expected str"),
         ("no step", "differs in"),
         ("header", "header differs in 'extra'"),
     ],
@@ -141,6 +156,45 @@ def test_a_file_that_is_not_as_written_is_one_clear_line(tmp_path, what, message
     with pytest.raises(UsageError, match=message) as caught:
         read_training(path)
     assert "\n" not in caught.value.message
+
+
+def test_samples_that_make_no_steps_of_one_size_are_refused(tmp_path):
+    """Whoever changes a record may mend its checksum too."""
+    write_training(tmp_path / "x.pt", record(lengths=(1, 1, 1), steps=2))
+    with pytest.raises(UsageError, match="3 samples do not make 2 steps of one size"):
+        read_training(tmp_path / "x.pt")
+    write_training(tmp_path / "empty.pt", record(lengths=(), has_reference=False, steps=1))
+    with pytest.raises(UsageError, match=r"arrays.offsets must rise from 0"):
+        read_training(tmp_path / "empty.pt")
+
+
+def test_a_reader_written_from_the_page_alone(tmp_path):
+    """docs/formats.md, "Training record": torch.load and blake3 are all that it takes."""
+    made = record(layout={"parallel.tp": 2}, settings={"train.lr": 1.0}, rollout_digest="ab")
+    write_training(tmp_path / "x.pt", made)
+    content = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert list(content) == documented("key")
+    assert sorted(content["arrays"]) == sorted(documented("`arrays`"))
+    assert sorted(content["header"]) == sorted(documented("`header`"))
+    digest = blake3()
+    plain = {key: content[key] for key in documented("key")[:6]}
+    digest.update(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii"))
+    for name, tensor in sorted(content["arrays"].items()):
+        array = tensor.numpy()
+        digest.update(f"\n{name} {array.dtype} {len(array)}\n".encode("ascii") + array.tobytes())
+    assert digest.hexdigest() == content["checksum"]
+    arrays = content["arrays"]
+    second = slice(*arrays["offsets"][1:3].tolist())
+    assert arrays["log_probs_T"][second].tolist() == made.log_probs_T[3:4].tolist()
+    assert content["steps"][0] == {"loss": 0.5, "grad_norm": 1.25, "lr": 1e-3, "num_tokens": 4, "is_skipped": False}
+
+
+def documented(head):
+    """First column of the table of the training record whose first heading is ``head``."""
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = page.partition("## Training record")[2].partition("\n## ")[0]
+    rows = section.partition(f"\n\n| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [row.split("`")[1] for row in rows]
 
 
 def test_cut_short_and_records_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +177,7 @@ def test_what_is_missing_or_of_another_rollout_is_said(folder):
     (folder / "data_1.train.pt").unlink()
     rows, check, _ = judged(folder, record(0), record(1))
     assert rows[1, "everything"].verdict == Verdict.NOT_TESTED
+    assert check.measured.endswith("not tested: gradients, rollout 1")
     assert "there is no training record" in rows[1, "everything"].where
     assert check.verdict == Verdict.PASS
     header = replace(record(0).header, rollout_digest="other")
@@ -230,6 +232,20 @@ def test_other_weights_at_the_start_are_a_mismatch_wherever_it_is(folder):
     assert check.measured == (
         "first mismatch: rollout 1, weights before: 0 of 1 tensors equal; model.norm.weight (rank 0)"
     )
+
+
+def test_a_tensor_of_one_side_alone_or_of_another_shape_is_a_mismatch(folder):
+    ours, theirs = trail(folder, "a"), trail(folder, "b")
+    list(written(theirs.folder / "more", [("model.other", torch.ones(2))]))
+    (theirs.folder / "more" / "00000.safetensors").rename(theirs.weights(0) / "00001.safetensors")
+    row = rows_of(folder, ours, theirs)["weights before"]
+    assert (row.verdict, row.where) == (Verdict.FAIL, "model.other (no rank)")
+    assert row.evidence == ("model.other: the reference has none",)
+    other = trail(folder, "c")
+    shutil.rmtree(other.weights(0))
+    list(written(other.weights(0), [("model.norm.weight", torch.ones(3))]))
+    row = rows_of(folder, ours, other)["weights before"]
+    assert row.evidence == ("model.norm.weight: shape [4] -> [3]",)
 
 
 def test_without_gradients_the_reason_is_said(folder):

@@ -44,6 +44,19 @@ def test_the_run_reads_a_copy_whose_markers_were_never_trained(model, tmp_path):
     assert "warning: PLANTED FAULT base-model (debug.inject): the chat markers were never trained" in said.getvalue()
 
 
+def test_what_a_killed_run_left_of_the_copy_goes_first_and_the_copy_ends_with_an_error(model, tmp_path):
+    (tmp_path / ".base-model").mkdir()
+    (tmp_path / ".base-model" / "old").write_text("half")
+    with planted(loaded(model, "base-model"), tmp_path, Progress(1, io.StringIO(), False)) as found:
+        assert Path(found.config.model.path) == tmp_path / ".base-model"
+        assert not (tmp_path / ".base-model" / "old").exists()
+    assert list(tmp_path.iterdir()) == []
+    copying = planted(loaded(model, "base-model"), tmp_path, Progress(1, io.StringIO(), False))
+    with pytest.raises(KeyboardInterrupt), copying:
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_fault_that_is_planted_elsewhere_is_said_too(model, tmp_path):
     said = io.StringIO()
     with planted(loaded(model, "zero-rotary"), tmp_path, Progress(1, said, False)) as found:

@@ -179,7 +179,7 @@ def _of_certainty(case: Case) -> list[Symptom]:
 def _of_oracle(case: Case) -> list[Symptom]:
     if case.gap is None or case.gap <= case.gap_limit:
         return []
-    level = Level.GARBLED if case.gap >= LIMITS.wide_gap else Level.SUSPECT
+    level = Level.SUSPECT if case.gap < LIMITS.wide_gap else Level.GARBLED  # nan, of a checkpoint that holds nan, too
     assert isinstance(case.oracle, OracleScores)
     text = (
         f"mean |engine - Hugging Face| is {case.gap:.2g} nats (limit {case.gap_limit:.2g}); to the checkpoint's own "

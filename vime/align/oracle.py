@@ -109,6 +109,8 @@ class Oracle:
             self._model = _load(self.path)
         parts = [self._forward(batch, some) for some in self._groups(batch, rows)]
         engine_R, log_probs_R, stops_R = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        if not len(engine_R):
+            return f"the {len(rows)} samples that it was given have no sampled token of the vocabulary with a log-prob"
         return OracleScores(tuple(rows), engine_R, log_probs_R, stops_R, self.is_comparable)
 
     def marker_log_probs(self, prompts: Sequence[np.ndarray], markers: Sequence[int]) -> np.ndarray:

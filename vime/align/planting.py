@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ from vime.weights.checkpoint import shard_files
 if TYPE_CHECKING:
     import torch
 
+COPY = ".base-model"
 HEADS = ("lm_head.weight",)
 LLAMA_3 = (
     "{{ '<|begin_of_text|>' }}{% for message in messages %}"
@@ -38,17 +39,24 @@ def pretrained_copy(folder: str, tokenizer: Any, beside: Path) -> Iterator[str]:
 
     Their rows of the input embedding, and of the output head, are the mean of all rows: the tokens are in the
     vocabulary, and mean nothing. Only the weight files that hold these tensors are written; the others are links.
+    The copy has one name, so that what a killed run left there goes first.
     UsageError where the chat template writes no special token.
     """
     own = ChatMarkers.of(tokenizer).own
     if not own:
         raise UsageError(f"debug.inject: 'base-model': the chat template of {folder} writes no special token")
-    with tempfile.TemporaryDirectory(prefix=".base-model-", dir=beside) as copy:
+    copy = beside / COPY
+    if copy.exists():
+        shutil.rmtree(copy)
+    copy.mkdir()
+    try:
         weights = {file.name for file in shard_files(Path(folder))}
         for file in Path(folder).iterdir():
-            if file.name not in weights or not _untrain(file, Path(copy) / file.name, sorted(own.values())):
-                (Path(copy) / file.name).symlink_to(file.resolve())
-        yield copy
+            if file.name not in weights or not _untrain(file, copy / file.name, sorted(own.values())):
+                (copy / file.name).symlink_to(file.resolve())
+        yield str(copy)
+    finally:
+        shutil.rmtree(copy)
 
 
 def _untrain(source: Path, target: Path, ids: list[int]) -> bool:

@@ -13,7 +13,10 @@ PIECE = 1 << 22  # elements held in float64 at a time
 
 @dataclass(frozen=True, slots=True)
 class TensorGap:
-    """Reference against candidate. ``change``: norm of (reference - its value before the step), 0.0 where not asked."""
+    """Reference against candidate. ``change``: norm of (reference - its value before the step), 0.0 where not asked.
+
+    ``problem``: why the two cannot be subtracted at all; they are infinitely far then.
+    """
 
     name: str
     norm: float
@@ -23,6 +26,12 @@ class TensorGap:
     max_abs: float
     num_different: int
     change: float = 0.0
+    problem: str = ""
+
+    @classmethod
+    def incomparable(cls, name: str, problem: str) -> TensorGap:
+        """Of a tensor that one of the two does not have, or has in another shape."""
+        return cls(name, 0.0, math.inf, 0.0, 0.0, math.inf, 0, problem=problem)
 
     @property
     def relative_l2(self) -> float:
@@ -30,17 +39,18 @@ class TensorGap:
 
     @property
     def cosine(self) -> float:
-        """1.0 where both are 0."""
+        """1.0 where both are 0; 0.0 where one of them is, or has an element that is not finite."""
         if not self.norm and not self.other_norm:
             return 1.0
-        return ratio(self.dot, self.norm * self.other_norm)
+        scale = self.norm * self.other_norm
+        return self.dot / scale if scale and math.isfinite(scale) and math.isfinite(self.dot) else 0.0
 
 
 def ratio(part: float, whole: float) -> float:
-    """part / whole; 0 / 0 is 0, and anything else over 0 infinite."""
-    if whole:
-        return part / whole
-    return math.inf if part else 0.0
+    """part / whole; 0 / 0 is 0, anything else over 0 infinite, and so is what is not finite: never nan."""
+    if not part:
+        return 0.0
+    return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.inf
 
 
 def tensor_gap(name: str, reference: np.ndarray, candidate: np.ndarray, before: np.ndarray | None = None) -> TensorGap:
@@ -55,17 +65,16 @@ def tensor_gap(name: str, reference: np.ndarray, candidate: np.ndarray, before: 
     flat_before = None if before is None else before.reshape(-1)
     for at in range(0, len(flat), PIECE):
         a, b = flat[at : at + PIECE].astype(np.float64), flat_other[at : at + PIECE].astype(np.float64)
-        gap = np.where(np.isfinite(a) & np.isfinite(b), np.abs(b - a), np.where(a == b, 0.0, np.inf))
+        with np.errstate(invalid="ignore"):  # inf - inf, which is not used
+            gap = np.where(np.isfinite(a) & np.isfinite(b), np.abs(b - a), np.where(a == b, 0.0, np.inf))
         norm, other, dot = norm + float(a @ a), other + float(b @ b), dot + float(a @ b)
         far, max_abs = far + float(gap @ gap), max(max_abs, float(gap.max()))
         num_different += int(np.count_nonzero(gap))
         if flat_before is not None:
             moved = a - flat_before[at : at + PIECE].astype(np.float64)
             change += float(moved @ moved)
-    roots = {"norm": norm, "distance": far, "other_norm": other, "change": change}
-    return TensorGap(
-        name, dot=dot, max_abs=max_abs, num_different=num_different, **{k: math.sqrt(v) for k, v in roots.items()}
-    )
+    norm, far, other, change = (math.sqrt(total) for total in (norm, far, other, change))
+    return TensorGap(name, norm, far, dot, other, max_abs, num_different, change)
 
 
 def exchanged_shards(reference: np.ndarray, candidate: np.ndarray, num_shards: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ ARRAYS: dict[str, str] = {
 }
 """Every array with its dtype; offsets is N+1, ref_log_probs_T may be empty."""
 _DTYPES = {name: (dtype,) for name, dtype in ARRAYS.items()}
+_HEADER: dict[str, type] = {
+    "layout": dict,
+    "settings": dict,
+    "library_versions": dict,
+    "rollout_digest": str,
+    "weights_before": str,
+}
+_STEP: dict[str, type] = {"loss": float, "grad_norm": float, "lr": float, "num_tokens": int, "is_skipped": bool}
 _PLAIN: dict[str, type] = {
     "format": str,
     "schema_version": int,
@@ -119,10 +127,10 @@ def read_training(path: str | os.PathLike[str]) -> TrainingRecord:
     if format_of(content) != FORMAT:
         raise UsageError(f"{path} is not a training record", "they are written beside the records of vime train")
     check_version(path, content, SCHEMA_VERSION)
-    problem = _type_problem(content) or arrays_problem(content["arrays"], ARRAYS)
+    problem = _type_problem(content) or arrays_problem(content["arrays"], _DTYPES)
     if problem is None:
         check_sum(path, content, lambda found: checksum({key: found[key] for key in _PLAIN}, found["arrays"]))
-        problem = _length_problem(content["arrays"])
+        problem = _length_problem(content["arrays"], len(content["steps"]))
     if problem is not None:
         raise UsageError(f"{path} is not a training record of schema {SCHEMA_VERSION}: {problem}")
     return TrainingRecord(
@@ -139,23 +147,38 @@ def _type_problem(content: dict[str, Any]) -> str | None:
     for key, kind in {**_PLAIN, "arrays": dict, "checksum": str}.items():
         if not isinstance(content.get(key), kind) or isinstance(content.get(key), bool):
             return f"{key} is {type(content.get(key)).__name__}, expected {kind.__name__}"
-    problem = keys_problem("header", content["header"], _names(TrainingHeader))
+    problem = _entries_problem("header", content["header"], _HEADER)
     for i, step in enumerate(content["steps"]):
-        if not isinstance(step, dict):
-            return f"steps[{i}] is {type(step).__name__}, expected dict"
-        problem = problem or keys_problem(f"steps[{i}]", step, _names(TrainingStep))
-    return problem
+        problem = problem or _entries_problem(f"steps[{i}]", step, _STEP)
+    return problem or next(
+        (
+            f"weights.{name} is {type(v).__name__}, expected str"
+            for name, v in content["weights"].items()
+            if type(v) is not str
+        ),
+        None,
+    )
 
 
-def _names(kind: type) -> list[str]:
-    return [f.name for f in fields(kind)]
+def _entries_problem(where: str, found: Any, kinds: dict[str, type]) -> str | None:
+    """What keeps ``found`` from being a dict with exactly the entries ``kinds``, or None."""
+    if not isinstance(found, dict):
+        return f"{where} is {type(found).__name__}, expected dict"
+    if problem := keys_problem(where, found, kinds):
+        return problem
+    for name, kind in kinds.items():
+        if type(found[name]) is not kind and (kind is not float or type(found[name]) is not int):
+            return f"{where}.{name} is {type(found[name]).__name__}, expected {kind.__name__}"
+    return None
 
 
-def _length_problem(arrays: dict[str, np.ndarray]) -> str | None:
+def _length_problem(arrays: dict[str, np.ndarray], num_steps: int) -> str | None:
     offsets = arrays["offsets"]
-    if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 1).any():
+    if len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 1).any():
         return "arrays.offsets must rise from 0"
     num_tokens, num_samples = int(offsets[-1]), len(offsets) - 1
+    if num_steps and num_samples % num_steps:
+        return f"{num_samples} samples do not make {num_steps} steps of one size"
     for name, array in arrays.items():
         want = {"T": num_tokens, "N": num_samples}.get(name.rsplit("_", 1)[-1], num_samples + 1)
         if len(array) != want and not (name == "ref_log_probs_T" and not len(array)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from vime.align.step_compare import (
@@ -28,6 +27,8 @@ from vime.runs.trail import RecordedTrail, Trail
 from vime.types import RolloutBatch, Verdict
 from vime.weights.shards import Shards
 
+EVERYTHING = "everything"
+"""In place of a quantity where nothing of a rollout can be compared."""
 NUMERIC_LIBRARIES = ("torch", "megatron-core", "transformer-engine", "numpy")
 
 
@@ -70,7 +71,7 @@ class Judge:
             if reason or reference is None:
                 return [
                     *rows,
-                    *(Row(i, "everything", Verdict.NOT_TESTED, where=reason) for i in self.ids if i >= rollout_id),
+                    *(Row(i, EVERYTHING, Verdict.NOT_TESTED, where=reason) for i in self.ids if i >= rollout_id),
                 ]
             rows += self._rollout(batch, reference, candidate)
             self._num_steps += len(candidate.steps)
@@ -129,11 +130,9 @@ class Judge:
     def _tensors_before(self, reference: Trail) -> Row:
         start, tp = self.ids.start, self.config.parallel.tp
         ours, theirs = Shards(reference.weights(start)), Shards(self.candidate.weights(start))
-        gaps, lines = [], []
-        for name in ours.names():
-            a, b = numbers_of(ours, name), numbers_of(theirs, name)
-            gaps.append(gap := tensor_gap(name, a, b))
-            dim = exchanged_shards(a, b, tp) if gap.distance else None
+        gaps, lines = gaps_of(ours, theirs), []
+        for name in (gap.name for gap in gaps if gap.distance and not gap.problem):
+            dim = exchanged_shards(numbers_of(ours, name), numbers_of(theirs, name), tp)
             if dim is not None:
                 lines.append(f"{name}: its {tp} shards are exchanged along dimension {dim}")
         return weights_before_row(start, gaps, self.holders, lines)
@@ -144,6 +143,7 @@ class Judge:
             reason = "a training record holds none; --vs LAYOUT compares them"
             return [Row(rollout_id, "gradients", Verdict.NOT_TESTED, where=reason)]
         rows = []
+        # Another number of steps is a mismatch of the loss already.
         for number, (a, b) in enumerate(zip(pair.reference.steps, pair.candidate.steps, strict=False)):
             step = f"step {number}, " if len(pair.reference.steps) > 1 else ""
             if a.is_skipped or b.is_skipped:
@@ -157,14 +157,15 @@ class Judge:
             clip = self.config.train.clip_grad
             clipped = f"; {step}clipped to {clip:g}" if max(a.grad_norm, b.grad_norm) > clip else f"; {step}not clipped"
             allowed = self._limits(number, pair.limits.is_bitwise)
-            rows.append(gradient_row(rollout_id, self._gaps(ours, theirs), allowed, self.holders, clipped))
+            gaps = gaps_of(Shards(ours), Shards(theirs))
+            rows.append(gradient_row(rollout_id, gaps, allowed, self.holders, clipped))
         return rows
 
     def _weights(self, pair: Pair) -> Row:
         rollout_id = pair.batch.rollout_id
         if isinstance(self.reference, Trail):
-            ours, theirs = (t.weights(rollout_id + 1) for t in (self.reference, self.candidate))
-            gaps = self._gaps(ours, theirs, self.reference.weights(rollout_id))
+            ours, theirs = (Shards(t.weights(rollout_id + 1)) for t in (self.reference, self.candidate))
+            gaps = gaps_of(ours, theirs, Shards(self.reference.weights(rollout_id)))
             return weight_row(rollout_id, gaps, pair.limits, self.holders)
         if not pair.reference.weights:
             return Row(rollout_id, "weights", Verdict.NOT_TESTED, where="the recorded run did not read its weights")
@@ -174,13 +175,19 @@ class Judge:
         reason = "digests are equal or not, another layout rounds otherwise; --vs LAYOUT compares values"
         return Row(rollout_id, "weights", Verdict.NOT_TESTED, row.measured, where=reason)
 
-    def _gaps(self, ours: Path, theirs: Path, before: Path | None = None) -> list[TensorGap]:
-        a, b = Shards(ours), Shards(theirs)
-        c = None if before is None else Shards(before)
-        return [
-            tensor_gap(name, numbers_of(a, name), numbers_of(b, name), None if c is None else numbers_of(c, name))
-            for name in a.names()
-        ]
+
+def gaps_of(ours: Shards, theirs: Shards, before: Shards | None = None) -> list[TensorGap]:
+    """Of every tensor that one of the two has. ``before``: ours before the step."""
+    names, others = set(ours.names()), set(theirs.names())
+    found = [TensorGap.incomparable(name, "the candidate has none") for name in sorted(names - others)]
+    found += [TensorGap.incomparable(name, "the reference has none") for name in sorted(others - names)]
+    for name in (name for name in ours.names() if name in others):
+        a, b = numbers_of(ours, name), numbers_of(theirs, name)
+        if a.shape == b.shape:
+            found.append(tensor_gap(name, a, b, None if before is None else numbers_of(before, name)))
+        else:
+            found.append(TensorGap.incomparable(name, f"shape {list(a.shape)} -> {list(b.shape)}"))
+    return found
 
 
 def changes(reference: TrainingHeader, candidate: TrainingHeader) -> list[str]:
@@ -200,7 +207,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def holders_of(spec: ModelSpec, config: Config) -> Callable[[str], str]:
-    """Name of a tensor -> the pipeline stage and the trainer ranks that hold it."""
+    """Name of a tensor -> the pipeline stage and the trainer ranks that hold it; "no rank" for another model's."""
     layout = config.parallel
     width = layout.world_size // layout.pp
     stage_of = {
@@ -211,6 +218,8 @@ def holders_of(spec: ModelSpec, config: Config) -> Callable[[str], str]:
     }
 
     def holders(name: str) -> str:
+        if name not in stage_of:
+            return "no rank"
         first = stage_of[name] * width
         ranks = f"ranks {first}-{first + width - 1}" if width > 1 else f"rank {first}"
         return f"stage {stage_of[name]}, {ranks}" if layout.pp > 1 else ranks

@@ -20,15 +20,22 @@ SAFETENSORS_DTYPES = {
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
     "I64": "int64",
     "I32": "int32",
+    "I16": "int16",
     "I8": "int8",
     "U8": "uint8",
+    "BOOL": "bool",
 }
 
 
 def read_specs(folder: str | Path) -> list[TensorEntry]:
-    """One entry per tensor of ``folder/*.safetensors``, without digests. Raises UsageError if there is none."""
+    """One entry per tensor of ``folder/*.safetensors``, without digests.
+
+    Raises UsageError if there is none, or one is of a type that torch does not have.
+    """
     folder = Path(folder)
     files = shard_files(folder)
     if not files:
@@ -71,6 +78,10 @@ def _header(file: Path) -> list[TensorEntry]:
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(size))
+    for name, info in header.items():
+        if name != "__metadata__" and info["dtype"] not in SAFETENSORS_DTYPES:
+            rule = f"known: {', '.join(SAFETENSORS_DTYPES)}"
+            raise UsageError(f"{file}: tensor {name} has the type {info['dtype']}; {rule}", "convert the checkpoint")
     return [
         TensorEntry(name, tuple(info["shape"]), SAFETENSORS_DTYPES[info["dtype"]], layer=layer_of(name)[1])
         for name, info in header.items()
