@@ -53,7 +53,8 @@ def limits(dtype: str, num_layers: int, num_steps_before: int, is_same: bool) ->
     gradients 1.4e-6 and 7e-6, weights 3e-4 of the step and 6e-4 after four; in bfloat16 0.02 and 0.03, 0.03 and 0.04,
     0.2 and 0.5. SmolLM2-135M, 30 layers, tp 3: log-probs 1.9e-5, grad norm 2.6e-5, gradients 5.4e-5, weights 1e-3 of
     the step; that is float32's own error: against transformers in float64 the grad norm of a single process is off by
-    2.6e-5, and the gradients of transformers in float32 by up to 9.6e-5. A wrong shard, sample or scale shows as 0.1 or more.
+    2.6e-5, and the gradients of transformers in float32 by up to 9.6e-5. A wrong shard, sample or scale shows as 0.1 or
+    more.
     """
     if is_same:
         return Limits()
