@@ -124,6 +124,13 @@ def test_without_rewards_and_with_samples_that_failed():
     assert summary.rollout_rows()[0][2:5] == ("-", "-", "-")
 
 
+def test_metadata_of_the_prompts_is_no_failure():
+    summary = RolloutSummary()
+    summary.add(batch(0, sample(0, 0, metadata={"failure": 3}), sample(0, 1, status="aborted")), 1.0)
+    assert summary.failures == {}
+    assert summary.as_dict()["total"]["status"]["failed"] == 0
+
+
 def test_nothing_at_all():
     summary = RolloutSummary()
     assert summary.as_dict()["total"]["response_len"] == {"p5": None, "p50": None, "p95": None, "max": None}

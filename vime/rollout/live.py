@@ -14,7 +14,7 @@ from vime.protocols import DataSource, Reward, RolloutEngine
 from vime.reward.function import load_function
 from vime.rollout.groups import Generate, GroupRunner, OnProgress, Outcome
 from vime.rollout.seeds import seed_for
-from vime.types import RolloutBatch, RolloutHeader, Sample
+from vime.types import RolloutBatch, RolloutHeader, Sample, Status
 
 HINTS = {
     "zero_spread": "all answers to a prompt score alike: choose prompts of mixed difficulty, more samples per prompt, "
@@ -111,7 +111,7 @@ class LiveRollouts:
 
 def _is_to_be_seen(outcome: Outcome) -> bool:
     """Answers whose log-probs are not finite: where nothing is trained they stay, for the verdict on the rollout."""
-    return any("failure" in sample.metadata for sample in outcome.samples)
+    return any(sample.status is Status.FAILED and "failure" in sample.metadata for sample in outcome.samples)
 
 
 def filled(header: RolloutHeader, samples: Sequence[Sample], dropped: Counter[str], config: Config) -> RolloutHeader:

@@ -90,8 +90,9 @@ class RolloutSummary:
         self.parts[batch.rollout_id] = _part(batch, seconds, num_cached)
         self._keep_longest(batch)
         for i, row in enumerate(batch.rows):
-            if "failure" in row["metadata"] and len(self.failures) < NUM_FAILURES:
-                self.failures[_name(batch, i)] = _shown(row["metadata"]["failure"])
+            is_failed = row["status"] == Status.FAILED and "failure" in row["metadata"]  # else it is the prompt's own
+            if is_failed and len(self.failures) < NUM_FAILURES:
+                self.failures[_name(batch, i)] = _shown(str(row["metadata"]["failure"]))
         header = batch.header
         origins = header.sampling_origin
         self.sampling = {n: {"value": v, "origin": origins.get(n, "")} for n, v in header.sampling.items()}
