@@ -66,6 +66,14 @@ def test_a_literal_path_is_good_for_exactly_one_rollout(tmp_path):
     assert missing_problem(str(tmp_path / "x.pt"), [5]) is None
     assert "one file, but 2 rollouts" in missing_problem(str(tmp_path / "x.pt"), [0, 1])
     assert "no such file" in missing_problem(str(tmp_path / "y.pt"), [0])
+    assert missing_problem(str(tmp_path), [0]) == f"{tmp_path}: is no regular file"
+
+
+def test_braces_of_a_name_are_written_twice(tmp_path):
+    (tmp_path / "{x}").touch()
+    assert missing_problem(f"{tmp_path}/{{{{x}}}}", [0]) is None
+    (problem,) = check_template(f"{tmp_path}/{{x}}", 1)
+    assert "unknown field {x}; a brace that belongs to the name is written twice" in problem
 
 
 @pytest.mark.parametrize(

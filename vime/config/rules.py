@@ -63,7 +63,7 @@ def template_problem(template: str) -> str | None:
         return str(error)
     for name, form, conversion in fields:
         if name != "rollout_id":
-            return f"unknown field {{{name}}}"
+            return f"unknown field {{{name}}}; a brace that belongs to the name is written twice"
         if conversion or not ID_FORM.fullmatch(form or ""):
             return "digits alone name a rollout, such as {rollout_id} or {rollout_id:05d}"
     return None

@@ -10,7 +10,7 @@ from vime.config.load import Loaded, read
 from vime.config.schema import Parallel
 from vime.errors import ConfigError, UsageError
 from vime.preflight import preflight
-from vime.record import list_ids, missing_problem
+from vime.record import list_ids, missing_problem, template_path
 from vime.record.template import training_template
 
 RECORD = "record"
@@ -92,7 +92,9 @@ def _record(loaded: Loaded, ids: range, is_asked: bool) -> Against | None:
             hint = "vime train --save-debug-rollout-data writes one beside each record; --vs LAYOUT needs none"
             raise UsageError(f"{what} needs training records: {problem}", hint)
         return Against("the recorded run")
-    return Against("the recorded run", is_asked=False) if list_ids(beside) or Path(beside).is_file() else None
+    return (
+        Against("the recorded run", is_asked=False) if list_ids(beside) or template_path(beside, 0).is_file() else None
+    )
 
 
 def rollout_ids(template: str, text: str) -> range:

@@ -300,7 +300,8 @@ def _has_line(loaded: Loaded, path: str) -> bool:
 
 
 def _one_line(error: VimeError) -> str:
-    return " ".join(str(error).split()) + (f"; {error.hint}" if error.hint else "")
+    lines = str(error).replace(":\n", ": ").splitlines()
+    return "; ".join([" ".join(line.split()) for line in lines] + ([error.hint] if error.hint else []))
 
 
 def facts(loaded: Loaded, spec: ModelSpec | None) -> dict[str, str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from vime.errors import UsageError
 from vime.record.template import (
     PLACEHOLDER,
+    TRAINING_SUFFIX,
     WRITTEN_BY,
+    absent_problem,
     has_placeholder,
     list_ids,
     missing_problem,
@@ -38,9 +40,8 @@ def record_files(template: str, ids: str | None = None, option: str = "--inspect
                 f"--ids {ids}: {template} is one file; ids need {{{PLACEHOLDER}}} in the name",
                 _templates_hint(Path(template).parent),
             )
-        if not first.is_file():
-            what = "is no regular file" if first.exists() else "no such file"
-            raise UsageError(f"{template}: {what}", _templates_hint(Path(template).parent))
+        if problem := absent_problem(first):
+            raise UsageError(problem, _templates_hint(first.parent))
         return [RecordFile(first, None)]
     existing = list_ids(template)
     if not existing:
@@ -57,9 +58,13 @@ def _templates_hint(folder: Path) -> str:
 
 
 def templates_in(folder: Path, limit: int = 5) -> list[str]:
-    """The templates of the ``*.pt`` files of a folder: the last number of a name is taken for the rollout id."""
+    """The templates of the ``*.pt`` files of a folder: the last number of a name is taken for the rollout id.
+
+    Training records are left out: nobody can look at them.
+    """
     found: dict[str, int] = {}
-    for path in sorted(folder.glob("*.pt")) if folder.is_dir() else []:
+    paths = sorted(folder.glob("*.pt")) if folder.is_dir() else []
+    for path in (path for path in paths if not path.name.endswith(TRAINING_SUFFIX)):
         name = re.sub(r"(.*?)(\d+)(\D*)$", _placeholder, path.name, count=1)
         found[name] = found.get(name, 0) + 1
     return [str(folder / name) for name in sorted(found, key=lambda n: -found[n])[:limit]]

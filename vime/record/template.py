@@ -12,6 +12,7 @@ from vime.config.rules import template_problem
 from vime.errors import UsageError
 
 PLACEHOLDER = "rollout_id"
+TRAINING_SUFFIX = ".train.pt"
 MAX_IDS = 100_000
 WRITTEN_BY = "records are written by vime rollout --save and vime train --save-debug-rollout-data"
 
@@ -72,13 +73,20 @@ def list_ids(template: str) -> list[int]:
     return sorted(ids)
 
 
+def absent_problem(path: Path) -> str | None:
+    """Why ``path`` is no file to read; None if it is one."""
+    if path.is_file():
+        return None
+    return f"{path}: {'is no regular file' if path.exists() else 'no such file'}"
+
+
 def missing_problem(template: str, rollout_ids: Iterable[int]) -> str | None:
     """One message naming the rollout ids that have no file beside those that exist; None if all are there."""
     wanted = list(rollout_ids)
     if not has_placeholder(template):
         if len(wanted) > 1:
             return f"{template!r} names one file, but {len(wanted)} rollouts are asked for; put {{{PLACEHOLDER}}} in"
-        return None if not wanted or Path(template).is_file() else f"{template}: no such file"
+        return absent_problem(template_path(template, wanted[0])) if wanted else None
     missing = [i for i in wanted if not template_path(template, i).is_file()]
     if not missing:
         return None
