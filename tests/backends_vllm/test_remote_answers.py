@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 from conftest import make_config, make_prompt
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_models import SHAPE
 
 from vime.backends.vllm import remote
@@ -78,6 +81,22 @@ def test_bad_answers_are_refused(answer, message: str) -> None:
     """Cases R03, R05 and R06: at the first sample, with the request and both lengths."""
     with pytest.raises(VimeError, match=f"^request r: .*{message}"):
         parse("r", BODY, {"choices": [answer]})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["tokens", "token_logprobs"]), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(list(choice())), JSON, min_size=1), JSON)
+def test_whatever_a_server_says_is_an_answer_or_one_clear_error(changes, content) -> None:
+    for answer in ({"choices": [choice() | changes]}, content):
+        with suppress(VimeError):  # any other error fails here
+            (ids, log_probs), _ = parse("r", BODY, answer)
+            assert len(ids) == len(log_probs)
+            assert np.isfinite(log_probs).all()
 
 
 @pytest.mark.parametrize("content", [{}, [], None, {"choices": []}, {"choices": "x"}])
