@@ -24,6 +24,7 @@ from vime.data.tokenizer import load_tokenizer, tokenizer_digest
 from vime.errors import PromptTooLong, UsageError, VimeError
 from vime.log import Phase, Progress
 from vime.models import load_spec
+from vime.preflight.planted import REGENERATE
 from vime.protocols import RolloutEngine
 from vime.record.files import record_files
 from vime.record.reader import read
@@ -74,7 +75,7 @@ class Regenerated:
         """Plain data for ``--json``."""
         found, check = self.found, self.check
         return {
-            "command": "replay --regenerate",
+            "command": REGENERATE,
             "files": [str(path) for path in self.files],
             "num_samples": len(found.matches),
             "num_identical": found.num_identical,
