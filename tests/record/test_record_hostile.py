@@ -88,7 +88,7 @@ def foreign_files(folder):
         "zip.pt": "without data.pkl", "no-members.pt": "without data.pkl", "npz.npz": "without data.pkl",
         "weights.pt": "is not a rollout record", "list.pt": "is not a rollout record",
         "other.pt": "is not a rollout record", "legacy.pt": "cut short or not", "pickle.pt": "cut short or not",
-        "folder.pt": "is a folder", "pipe.pt": "is not a regular file", "missing.pt": "no such file",
+        "folder.pt": "is a folder", "pipe.pt": "is no regular file", "missing.pt": "no such file",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_record_file import batch_of, sample
 
 from vime.errors import UsageError
-from vime.record import RecordWriter, list_ids, training_template, write
+from vime.record import RecordWriter, list_ids, read, training_template, write
 from vime.record.training import (
     TrainingHeader,
     TrainingRecord,
@@ -206,6 +206,8 @@ def test_cut_short_and_records_are_refused(tmp_path):
     write(tmp_path / "rollout.pt", batch_of(sample()))
     with pytest.raises(UsageError, match="is not a training record"):
         read_training(tmp_path / "rollout.pt")
+    with pytest.raises(UsageError, match=r"x\.pt is not a rollout record \(it says that it is vime-training\)"):
+        read(tmp_path / "x.pt")
     shutil.copy(tmp_path / "x.pt", tmp_path / "copy.pt")
     assert same(read_training(tmp_path / "copy.pt"), record())
 

@@ -74,6 +74,16 @@ def test_log_probs_that_are_no_number_or_very_low(tmp_path):
     assert found["columns"]["mean_log_prob"] == [None]
 
 
+@needs_browser
+def test_numbers_that_a_script_would_round_or_that_are_too_low_to_tell(visit):
+    foreign = sample(0, 0, 2, seed=2**62 + 1)
+    foreign.rollout_log_probs[2:] = [-80.0, -1.0]
+    page = visit("open=0/0", [foreign])
+    assert str(2**62 + 1) in page.texts["facts"]
+    assert "≤ -65.000" in page.texts["least"]
+    assert "-1.000" in page.texts["least"]
+
+
 def test_no_samples(tmp_path):
     assert data_of(save(tmp_path / "x.html"))["columns"]["text"] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +25,7 @@ _LEAVES = {int, float, bool, type(None)}
 def put_file(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` (plain containers, contiguous arrays) so that ``torch.load(path, weights_only=True)`` opens it.
 
-    After a crash at any moment ``path`` is the old file, the new file, or absent; never a part of one. VimeError if the
-    system refuses to write.
+    Whole or not at all; VimeError if the system refuses to write.
     """
     import torch
 
@@ -37,7 +35,6 @@ def put_file(path: Path, content: Mapping[str, Any]) -> None:
             torch.save(_with_tensors(content), file)
         except RuntimeError as error:  # torch hides what the system said behind a complaint of its own
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-    _sync_folder(path.parent)
 
 
 def _with_tensors(value: Any) -> Any:
@@ -46,14 +43,6 @@ def _with_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):  # torch warns of memory that it must not write to, as arrays out of Ray are
         return torch.from_numpy(value if value.flags.writeable else value.copy())
     return {k: _with_tensors(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_plain(path: Path) -> Any:
@@ -67,7 +56,7 @@ def load_plain(path: Path) -> Any:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if not path.is_file():
-        raise UsageError(f"{path} is not a regular file")
+        raise UsageError(f"{path} is no regular file")
     try:
         with open(path, "rb") as file:
             if not zipfile.is_zipfile(file):

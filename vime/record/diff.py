@@ -22,7 +22,8 @@ class SampleDiff:
     token_match     equal leading response tokens / length of the longer response; 0.0 if the prompts differ
     position        first index of ``token_ids`` where they differ, None if equal; ``is_in_prompt`` goes with it
     token_ids       the ids there, None where one of them has ended
-    log_prob_max/mean  of |a - b| in nats over sampled tokens of the common prefix; None if there are none
+    log_prob_max/mean  of |a - b| in nats over sampled tokens of the common prefix; None if there are none; infinite
+                       where one is a number and the other is not
     other           names of the columns that differ besides
     """
 
@@ -133,8 +134,7 @@ def _sample_diff(a: RolloutBatch, i: int, b: RolloutBatch, j: int) -> SampleDiff
     is_in_prompt = n < max(prompts) if is_departed else prompts[0] != prompts[1]
     longest = max(len(ids_a), len(ids_b)) - prompts[0]
     both = mask_a[:n] & mask_b[:n]
-    changes = np.abs(lp_a[:n][both].astype(np.float64) - lp_b[:n][both])
-    changes = np.where(np.isnan(lp_a[:n][both]) & np.isnan(lp_b[:n][both]), 0.0, changes)
+    changes = _changes(lp_a[:n][both].astype(np.float64), lp_b[:n][both].astype(np.float64))
     return SampleDiff(
         name=sample_id(a.group_ids_N[i], a.indices_N[i]),
         token_match=0.0 if is_in_prompt else (n - prompts[0]) / longest if longest else 1.0,
@@ -148,6 +148,13 @@ def _sample_diff(a: RolloutBatch, i: int, b: RolloutBatch, j: int) -> SampleDiff
         log_prob_mean=float(changes.mean()) if len(changes) else None,
         other=_others(a.rows[i], b.rows[j], prompts, bool((mask_a[:n] != mask_b[:n]).any())),
     )
+
+
+def _changes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # inf - inf
+        changes = np.abs(a - b)
+    changes[np.isnan(changes)] = np.inf
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, changes)
 
 
 def _tokens(batch: RolloutBatch, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

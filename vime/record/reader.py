@@ -9,7 +9,7 @@ from typing import Any
 
 from vime.errors import UsageError
 from vime.record import schema1
-from vime.record.archive import format_of, load_plain
+from vime.record.archive import format_of, load_plain, one_line
 from vime.record.layout import ARRAYS, FORMAT, SCHEMA_VERSION, arrays_problem, checksum, header_problem, is_plain
 from vime.record.packing import unpack
 from vime.record.template import WRITTEN_BY
@@ -30,7 +30,8 @@ def read(path: str | os.PathLike[str], *, tokenizer_digest: str | None = None) -
     elif isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content:
         batch = from_upstream(path, content)
     else:
-        raise UsageError(f"{path} is not a rollout record", WRITTEN_BY)
+        says = f" (it says that it is {one_line(format_of(content))})" if format_of(content) else ""
+        raise UsageError(f"{path} is not a rollout record{says}", WRITTEN_BY)
     recorded = batch.header.model.get("tokenizer_digest")
     if tokenizer_digest and recorded and recorded != tokenizer_digest:
         raise UsageError(

@@ -21,9 +21,10 @@ def check_new(path: Path, option: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write to, under a temporary name; flushed, synced and renamed at the end.
+    """A binary file to write to, under a temporary name; flushed, synced and renamed at the end, whole or not at all.
 
-    On an error nothing is left behind. VimeError if the system refuses to write.
+    After a crash at any moment ``path`` is the old file, the new file, or absent. On an error nothing is left behind.
+    VimeError if the system refuses to write.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -32,9 +33,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise VimeError(f"{path} cannot be written: {error.strerror or error}", "check the disk") from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

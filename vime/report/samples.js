@@ -253,8 +253,9 @@ function bandOf(code) {
 function logProbText(code) {
   if (code === data.codes.not_sampled) return data.masked;
   if (code === data.codes.not_finite) return "log-prob is not a finite number";
-  return `log-prob ${(-code / 1000).toFixed(3)} nats, p ${number(probability(code))}`;
+  return `log-prob ${nats(code)} nats, p ${number(probability(code))}`;
 }
+const nats = (code) => (code === data.codes.lowest ? "≤ " : "") + (-code / 1000).toFixed(3);
 let shownKey = null;
 function showSample() {
   const dialog = $("sample");
@@ -302,7 +303,7 @@ function fillLeastLikely(i) {
     const isFinite = logProbs[t] !== data.codes.not_finite;
     row.append(element("td", t - offsets[i], "number"), element("td", data.token_ids[tokens[t]], "number"));
     row.append(element("td", JSON.stringify(data.token_texts[tokens[t]])));
-    row.append(element("td", isFinite ? (-logProbs[t] / 1000).toFixed(3) : "none", "number"));
+    row.append(element("td", isFinite ? nats(logProbs[t]) : "none", "number"));
     row.append(element("td", isFinite ? number(probability(logProbs[t])) : "-", "number"));
     return row;
   }));

@@ -26,6 +26,7 @@ from vime.types import RolloutBatch, RolloutHeader
 
 NOT_SAMPLED, NOT_FINITE, LOWEST = 65535, 65534, 65000
 """Log-probs are in steps of -0.001 nats: 1250 is -1.25; two numbers stand for what is none, and there is a lowest."""
+EXACT = 2**53  # from there on a script rounds whole numbers
 
 COLUMNS = (
     "rollout_id",
@@ -73,7 +74,8 @@ class _Content:
         rows = wanted.tolist()
         for name in COLUMNS:
             column = fields[name]
-            self._columns[name] += [_rounded(column[i]) if name == "mean_log_prob" else finite(column[i]) for i in rows]
+            written = _rounded if name == "mean_log_prob" else _seed if name == "seed" else finite
+            self._columns[name] += [written(column[i]) for i in rows]
         self._columns["status"] += [STATUSES.index(fields["status"][i]) for i in rows]
         self._columns["prompt"] += [self._prompts.setdefault(fields["prompt"][i], len(self._prompts)) for i in rows]
         self._columns["metadata"] += [_as_json(fields["metadata"][i]) for i in rows]
@@ -118,7 +120,7 @@ class _Content:
             "token_problem": "; ".join(problems),
             "tokens": _packed(self._tokens, "<u4"),
             "log_probs": _packed(self._log_probs, "<u2"),
-            "codes": {"not_sampled": NOT_SAMPLED, "not_finite": NOT_FINITE},
+            "codes": {"not_sampled": NOT_SAMPLED, "not_finite": NOT_FINITE, "lowest": LOWEST},
             "bands": [{"above": smallest, "name": name} for smallest, name in BANDS],
             "masked": MASKED,
         }
@@ -147,6 +149,10 @@ def _packed(parts: list[np.ndarray], dtype: str) -> str:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+def _seed(value: int) -> int | str:
+    return value if abs(value) < EXACT else str(value)
 
 
 def _as_json(metadata: dict[str, Any]) -> str:
