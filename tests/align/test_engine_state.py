@@ -77,3 +77,8 @@ def test_where_no_worker_holds_whole_tensors_the_buffers_are_still_compared(fold
 
     found = engine_state(Sharded(buffers=(("rope",),)), folder)
     assert found == EngineState(lost_buffers=("rope",), unknown="rollout.engine_tp = 2: no worker holds whole tensors")
+
+
+def test_engines_that_hold_nothing_are_not_found_right(folder):
+    found = engine_state(Scripted({}), folder)
+    assert (found.num_tensors, found.unknown) == (0, "the engines hold no tensor to compare")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import fault_jobs
 import jobs
 import numpy as np
 import pytest
+
+from vime.train.packing import pack
 
 
 def losses(answers):
@@ -42,6 +46,22 @@ def test_loss_scale_doubles_every_loss_of_rank_1_alone(pool, tiny, one):
     found, single = losses(pool.run(2, fault_jobs.step, settings)), losses(one)
     for name, (loss, _, rank) in found.items():
         assert loss == pytest.approx((1 + rank) * single[name][0], rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_faults_of_one_step_are_both_planted_and_in_rank_1_alone(monkeypatch, rank):
+    from vime.backends.megatron import faults
+
+    monkeypatch.setattr(faults.parallel, "dp_rank", lambda: rank)
+    learner = SimpleNamespace(damage=list)
+    faults.plant_in_steps(learner, ["dropped-sample", "loss-scale"])
+    rollout = jobs.batch()
+    whole = pack(jobs.train_data(rollout, rollout.rollout_log_probs_T), np.arange(2))
+    (found,) = learner.damage([whole])
+    first, second = (slice(*whole.cu_seqlens[i : i + 2]) for i in (0, 1))
+    assert found.sample_ids == whole.sample_ids[: 2 - rank]
+    assert found.loss_weight_T[first].tolist() == ((1 + rank) * whole.loss_weight_T[first]).tolist()
+    assert found.loss_weight_T[second].tolist() == ((1 - rank) * whole.loss_weight_T[second]).tolist()
 
 
 def test_shard_order_exchanges_the_shards_of_one_matrix(pool, tiny, one):

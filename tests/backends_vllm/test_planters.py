@@ -73,3 +73,10 @@ def test_a_model_without_a_place_for_the_fault_is_refused(model):
         planted(tiny_models.build("llama", 0, num_hidden_layers=1), "swapped-layers")
     with pytest.raises(UsageError, match="'base-model' is no fault of an engine"):
         plant(model, "base-model")
+
+
+def test_layers_that_are_not_built_alike_cannot_be_swapped(model):
+    mlp = model.get_submodule("model.layers.2.mlp")
+    mlp.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="layers 0 and 2 are not built alike"):
+        planted(model, "swapped-layers")

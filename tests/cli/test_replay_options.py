@@ -60,6 +60,8 @@ def test_more_records_than_rollouts_are_counted(recorded):
         (["--repeat", "1"], "--repeat 1: must be >= 2"),
         (["--repeat", "2", "--vs", "tp=1"], "compares the replay with itself, not with --vs tp=1"),
         (["--vs", "tq=2"], "'tq=2' is no KEY=VALUE of a layout; keys: tp, pp"),
+        (["--vs", "run.num_rollouts=9"], "run.num_rollouts: a reference may differ in parallel.*, train.*, "),
+        (["--vs", "tp=1,debug.load_rollout_data=x.pt"], "debug.load_rollout_data: a reference may differ in"),
         (["--vs", "tp"], "'tp' is no KEY=VALUE of a layout"),
         (["--vs", "parallel.tq=2"], "--vs parallel.tq=2: parallel.tq"),
         (["--vs", "tp=8"], "--vs tp=8: parallel.tp = 8"),

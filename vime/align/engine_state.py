@@ -49,4 +49,6 @@ def engine_state(engines: Engines, folder: str) -> EngineState:
         found |= {(d.kind, d.name): d for d in compare(expected, manifest)}
         wrong = [n for n, e in expected.tensors.items() if e.digest != manifest.tensors[n].digest]
         num_wrong, num_tensors = max(num_wrong, len(wrong)), len(expected.tensors)
+    if not num_tensors and not found:
+        return EngineState(lost_buffers=lost, unknown="the engines hold no tensor to compare")
     return EngineState(num_tensors, num_wrong, tuple(found.values()), lost)

@@ -18,6 +18,8 @@ SHORT = {name: f"parallel.{name}" for name in Parallel.model_fields} | {
     "max_tokens_per_micro_batch": "train.max_tokens_per_micro_batch",
     "dtype": "model.dtype",
 }
+OF_A_STEP = ("parallel.", "train.", "algo.", "model.", "megatron.", "rollout.sampling.temperature", "cluster.threads_")
+"""Settings that a training step depends on; with others the reference would be no run of the same rollouts."""
 _QUIET = ("debug.inject=[]", "log.show_samples=0", "checkpoint.save_interval=0", "checkpoint.export_hf=false")
 
 
@@ -74,6 +76,9 @@ def layout_overrides(text: str) -> list[str]:
                 f"--vs {text}: {part.strip()!r} is no KEY=VALUE of a layout; keys: {', '.join(SHORT)}, dotted names",
                 "for example --vs tp=1,pp=1, --vs one (a single process) or --vs RECORD",
             )
+        if not path.startswith(OF_A_STEP):
+            rule = f"a reference may differ in {', '.join(f'{start}*' for start in OF_A_STEP)} alone"
+            raise UsageError(f"--vs {text}: {path}: {rule}", "what both runs share is set for the replay itself")
         found.append(f"{path}={value}")
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -30,10 +30,9 @@ def plant_in_steps(learner: Learner, names: Collection[str]) -> None:
     """``loss-scale`` and ``dropped-sample``, in the micro-batches of data-parallel rank 1."""
     if parallel.dp_rank() != RANK:
         return
-    if LOSS_SCALE in names:
-        learner.damage = _count_twice
-    if DROPPED_SAMPLE in names:
-        learner.damage = _drop_last
+    for name, damage in DAMAGES.items():
+        if name in names:
+            learner.damage = _both(learner.damage, damage)
 
 
 @torch.no_grad()
@@ -60,3 +59,11 @@ def _drop_last(batches: list[TrainBatch]) -> list[TrainBatch]:
     kept_T = np.arange(len(batch.tokens_T)) < batch.cu_seqlens[-2]
     shorter = replace(batch, loss_weight_T=batch.loss_weight_T * kept_T, sample_ids=batch.sample_ids[:-1])
     return [*batches[:at], shorter, *batches[at + 1 :]]
+
+
+Damage = Callable[[list[TrainBatch]], list[TrainBatch]]
+DAMAGES: dict[str, Damage] = {LOSS_SCALE: _count_twice, DROPPED_SAMPLE: _drop_last}
+
+
+def _both(first: Damage, then: Damage) -> Damage:
+    return lambda batches: then(first(batches))

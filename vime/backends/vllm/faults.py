@@ -65,6 +65,9 @@ def _swapped_layers(model: torch.nn.Module) -> str:
     if len(layers) < 2:
         raise UsageError(f"debug.inject: 'swapped-layers': the model has {len(layers)} layer")
     one, other = 0, len(layers) // 2
+    shapes = [{kind: parameter.shape for kind, parameter in layers[i].items()} for i in (one, other)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(f"debug.inject: 'swapped-layers': layers {one} and {other} are not built alike")
     for kind, parameter in layers[one].items():
         kept = parameter.clone()
         parameter.copy_(layers[other][kind])
