@@ -27,6 +27,23 @@ def evaluated(config, engine, version=0, **prompts):
     return evaluate(config, prompts, [engine], FakeReward(), version)
 
 
+def test_answers_without_finite_log_probs_stay_where_nothing_is_trained():
+    """The rollout after it must come to its verdict."""
+
+    def broken(asked, index, seed):
+        length = len(asked.token_ids)
+        failed = {"status": Status.FAILED, "metadata": {"failure": "not finite"}}
+        return sample(asked.group_id, index, prompt_len=length, log_probs=[math.nan, -1.0], **failed)
+
+    config = config_of()
+    alone = config.model_copy(update={"debug": config.debug.model_copy(update={"rollout_only": True})})
+    found = evaluated(alone, FakeEngine(broken), eval=[prompt(0)])["eval"]
+    assert [row["status"] for row in found.rows] == ["failed", "failed"]
+    assert math.isnan(eval_statistics(found)["reward"])
+    with pytest.raises(VimeError, match="left out: failed 1"):
+        evaluated(config, FakeEngine(broken), eval=[prompt(0)])
+
+
 HARD = {"prompts": ["hard.jsonl"], "top_k": 5, "max_response_len": 3, "num_samples_per_prompt": 3}
 
 

@@ -19,7 +19,7 @@ from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.protocols import Reward, RolloutEngine
 from vime.rollout.groups import GroupRunner, OnProgress
-from vime.rollout.live import HINTS, filled, load_generate
+from vime.rollout.live import HINTS, filled, is_to_be_seen, load_generate
 from vime.rollout.seeds import EVALUATION, seed_for
 from vime.rollout.statistics import dropped_groups
 from vime.types import Prompt, RolloutBatch, RolloutHeader
@@ -65,8 +65,9 @@ def _evaluate(
     indices = range(wanted.num_samples_per_prompt or 1)
     seeds = [[seed_for(config.run.seed, EVALUATION, prompt.group_id, index) for index in indices] for prompt in prompts]
     outcomes = asyncio.run(runner.run(prompts, seeds, sampling, config.rollout.timeout_seconds))
-    dropped = Counter(o.dropped for o in outcomes if o.dropped is not None)
-    samples = [sample for o in outcomes if o.dropped is None for sample in o.samples]
+    causes_of = [None if is_to_be_seen(o, config) else o.dropped for o in outcomes]
+    dropped = Counter(cause for cause in causes_of if cause is not None)
+    samples = [s for o, cause in zip(outcomes, causes_of, strict=True) if cause is None for s in o.samples]
     if not samples:
         causes = ", ".join(f"{cause} {n}" for cause, n in dropped.most_common())
         text = f"evaluation{of_set(name)}: none of {len(prompts)} prompts got an answer; left out: {causes}"

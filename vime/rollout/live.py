@@ -97,7 +97,7 @@ class LiveRollouts:
         return [seed_for(self.config.run.seed, rollout_id, group_id, index) for index in range(n)]
 
     def _is_kept(self, outcome: Outcome) -> bool:
-        if outcome.dropped == "failed" and self.config.debug.rollout_only and _is_to_be_seen(outcome):
+        if is_to_be_seen(outcome, self.config):
             outcome.dropped = None  # unscored
             return True
         if outcome.dropped is None and self.config.rollout.group_filter == "nonzero_spread":
@@ -109,8 +109,10 @@ class LiveRollouts:
         return RolloutBatch.from_samples(rollout_id, samples, filled(self.header, samples, dropped, self.config))
 
 
-def _is_to_be_seen(outcome: Outcome) -> bool:
+def is_to_be_seen(outcome: Outcome, config: Config) -> bool:
     """Answers whose log-probs are not finite: where nothing is trained they stay, for the verdict on the rollout."""
+    if outcome.dropped != "failed" or not config.debug.rollout_only:
+        return False
     return any(sample.status is Status.FAILED and "failure" in sample.metadata for sample in outcome.samples)
 
 
