@@ -244,8 +244,8 @@ def cause_of(case: Case, state: EngineState | None) -> tuple[str, str, tuple[str
         )
     return (
         f"the engine's computation: its {state.num_tensors} tensors and its buffers are right, its log-probs are not",
-        "run the engine in float32 with vllm.enforce_eager = true and other attention backends; see vime rollout "
-        "--bisect-crash for its switches",
+        "run the engine with model.dtype = float32, vllm.enforce_eager = true, vllm.enable_prefix_caching = false and "
+        "other attention backends",
         (),
     )
 
@@ -263,12 +263,12 @@ def _weights_cause(state: EngineState) -> tuple[str, str, tuple[str, ...]]:
     if permuted:
         return (
             f"conversion: layers have each other's weights ({_few(tuple(permuted))}): {count}",
-            "check the layer numbers that each pipeline stage gives its tensors; vime dump-weights lists them",
+            "check the layer numbers that each pipeline stage gives its tensors",
             evidence,
         )
     return (
         f"conversion: {_few(tuple(d.name for d in state.differences))}: {count}",
-        "vime dump-weights shows these tensors on every side",
+        "look at how these tensors are named, split or fused on their way into the engine",
         evidence,
     )
 

@@ -114,7 +114,7 @@ class ShmTransport:
             raise UsageError(
                 f"trainer and engine do not have the same weights ({len(problems)} differences), nothing was sent:\n"
                 + "\n".join(problems[:SHOWN]),
-                "compare both sides with vime dump-weights",
+                "is model.path of trainer and engine one model? vime train --dry-run shows which rank holds which layers",
             )
 
     def _compare(self, sent: WeightManifest, answers: dict[str, Any]) -> str:
@@ -130,7 +130,7 @@ class ShmTransport:
             raise VimeError(
                 f"weights v{sent.version}: {len(problems)} differences from the trainer's tensors; the engines "
                 "concerned generate nothing until a sync succeeds:\n" + "\n".join(problems[:SHOWN]),
-                "see vime dump-weights for every tensor",
+                "vime rollout compares the engines with the checkpoint: a difference there is the engine's own",
             )
         names = ["received", "held"] if self.verify == "full" else ["received"]
         return ", ".join(f"{side} = trainer {equal[side]}/{len(sent.tensors)}" for side in names)

@@ -74,7 +74,7 @@ def check_update(
     if problems:
         raise UsageError(
             f"engine {index} refuses the weights, nothing was changed:\n" + "\n".join(problems),
-            "trainer and engine must have the same model; compare the names with vime dump-weights",
+            "trainer and engine must have the same model (model.path)",
         )
 
 
