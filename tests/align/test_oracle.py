@@ -68,14 +68,13 @@ def test_scores_are_those_of_the_model_whatever_stands_beside_a_sample(folder, l
             assert by_engine[float(one.rollout_log_probs[t])] == pytest.approx(value, abs=2e-6)
 
 
-def test_gap_divergence_and_stop_probability(folder, logits):
+def test_gap_and_stop_probability(folder, logits):
     one = RAGGED[2]
     log_probs = torch.log_softmax(logits(one.token_ids.tolist()), -1)
     own = np.array([log_probs[1, 40].item(), log_probs[2, 41].item()])
     shifted = sample(13, 2, prompt_len=2, response=(40, 41), log_probs=own + np.array([0.25, -0.75]))
     scores = scored(Oracle(folder, 8, NEUTRAL, stop_ids=(2, 3)), batch(shifted))
     assert (scores.mean_gap, scores.max_gap) == pytest.approx((0.5, 0.75), abs=1e-5)
-    assert scores.divergence == pytest.approx(-0.25, abs=1e-5)
     assert scores.log_prob == pytest.approx(own.mean(), abs=1e-5)
     stops = log_probs[1:3, [2, 3]].exp().sum(-1)
     assert scores.stop_probs_R.tolist() == pytest.approx(stops.tolist(), abs=1e-6)

@@ -36,7 +36,7 @@ NEUTRAL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OracleScores:
-    """What the oracle says of some samples; R: their sampled tokens with a finite log-prob of the engine.
+    """What the oracle says of some samples; R: their sampled tokens with a finite log-prob of the engine, at least one.
 
     rows          positions of the samples in the batch
     engine_R, log_probs_R   log-probs under engine and oracle, nats, after temperature
@@ -53,27 +53,22 @@ class OracleScores:
     @property
     def mean_gap(self) -> float:
         """Mean |engine - oracle|, nats."""
-        return float(np.abs(self.engine_R - self.log_probs_R).mean()) if len(self.engine_R) else 0.0
+        return float(np.abs(self.engine_R - self.log_probs_R).mean())
 
     @property
     def max_gap(self) -> float:
         """Largest |engine - oracle|, nats."""
-        return float(np.abs(self.engine_R - self.log_probs_R).max()) if len(self.engine_R) else 0.0
+        return float(np.abs(self.engine_R - self.log_probs_R).max())
 
     @property
     def log_prob(self) -> float:
         """Mean log-prob of the sampled tokens under the oracle, nats."""
-        return float(self.log_probs_R.mean()) if len(self.log_probs_R) else float("nan")
+        return float(self.log_probs_R.mean())
 
     @property
     def expected_stops(self) -> float:
         """Stop ids that the oracle expects per sample, at temperature 1. Near 0: it has learned none."""
-        return float(self.stop_probs_R.sum() / max(1, len(self.rows)))
-
-    @property
-    def divergence(self) -> float:
-        """Mean (engine - oracle), nats: estimates KL(engine || oracle) per token. 0 for the same distribution."""
-        return float((self.engine_R - self.log_probs_R).mean()) if len(self.engine_R) else 0.0
+        return float(self.stop_probs_R.sum() / len(self.rows))
 
 
 class Oracle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +23,13 @@ class TensorGap:
     dot: float
     other_norm: float
     max_abs: float
-    num_different: int
     change: float = 0.0
     problem: str = ""
 
     @classmethod
     def incomparable(cls, name: str, problem: str) -> TensorGap:
         """Of a tensor that one of the two does not have, or has in another shape."""
-        return cls(name, 0.0, math.inf, 0.0, 0.0, math.inf, 0, problem=problem)
+        return cls(name, 0.0, math.inf, 0.0, 0.0, math.inf, problem=problem)
 
     @property
     def relative_l2(self) -> float:
@@ -60,7 +58,6 @@ def tensor_gap(name: str, reference: np.ndarray, candidate: np.ndarray, before: 
     if reference.shape != candidate.shape:
         raise ValueError(f"{name}: {list(reference.shape)} against {list(candidate.shape)}")
     norm = other = dot = far = change = max_abs = 0.0
-    num_different = 0
     flat, flat_other = reference.reshape(-1), candidate.reshape(-1)
     flat_before = None if before is None else before.reshape(-1)
     for at in range(0, len(flat), PIECE):
@@ -69,12 +66,11 @@ def tensor_gap(name: str, reference: np.ndarray, candidate: np.ndarray, before: 
             gap = np.where(np.isfinite(a) & np.isfinite(b), np.abs(b - a), np.where(a == b, 0.0, np.inf))
         norm, other, dot = norm + float(a @ a), other + float(b @ b), dot + float(a @ b)
         far, max_abs = far + float(gap @ gap), max(max_abs, float(gap.max()))
-        num_different += int(np.count_nonzero(gap))
         if flat_before is not None:
             moved = a - flat_before[at : at + PIECE].astype(np.float64)
             change += float(moved @ moved)
     norm, far, other, change = (math.sqrt(total) for total in (norm, far, other, change))
-    return TensorGap(name, norm, far, dot, other, max_abs, num_different, change)
+    return TensorGap(name, norm, far, dot, other, max_abs, change)
 
 
 def exchanged_shards(reference: np.ndarray, candidate: np.ndarray, num_shards: int) -> int | None:
@@ -87,8 +83,3 @@ def exchanged_shards(reference: np.ndarray, candidate: np.ndarray, num_shards: i
         if ours != theirs and sorted(ours) == sorted(theirs):
             return dim
     return None
-
-
-def worst_first(gaps: Iterable[TensorGap]) -> list[TensorGap]:
-    """By relative distance, the largest first."""
-    return sorted(gaps, key=lambda gap: (-gap.relative_l2, gap.name))

@@ -45,7 +45,6 @@ class RecordedTrail:
     """The training records beside the records of a run: no tensors."""
 
     template: str
-    keeps_tensors: bool = False
 
     def record(self, rollout_id: int) -> TrainingRecord | None:
         path = template_path(training_template(self.template), rollout_id)
