@@ -147,7 +147,7 @@ def _comparison(found: Any) -> None:
     lines = [*found.notes]
     if found.is_failed:
         lines += [found.check.measured, *(f"  {line}" for line in found.check.evidence)]
-        lines.append(f"  likely: {found.check.cause}")
+        lines += [f"  likely: {found.check.cause}", f"  try: {found.check.next_step}"]
     _write("".join(f"{line}\n" for line in [*lines, ""]))
 
 

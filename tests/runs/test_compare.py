@@ -13,7 +13,7 @@ import torch
 from fakes import sample
 
 from vime.config.schema import Config
-from vime.errors import UsageError
+from vime.errors import CheckFailed, UsageError
 from vime.log import Progress
 from vime.models import load_spec
 from vime.preflight.against import Against
@@ -24,6 +24,7 @@ from vime.runs.judge import Judge, changes, holders_of
 from vime.runs.trail import RecordedTrail, Trail
 from vime.types import RolloutBatch, Verdict
 from vime.weights.shards import written
+from vime_cli import output
 
 MODEL = {
     "model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 4, "num_hidden_layers": 2,
@@ -307,3 +308,16 @@ def test_an_outcome_is_plain_data(folder):
     assert plain["rows"][1]["numbers"] == {"max": 0.0, "p99": 0.0, "mean": 0.0, "over": 0}
     assert found.table_rows()[0][:3] == ("0", "weights before", "PASS")
     assert layout_line(config(Path("m"), parallel={"tp": 2})).startswith("tp 2, pp 1, cp 1, dp 1")
+
+
+def test_a_mismatch_is_printed_with_its_cause_and_what_to_try(folder, capsys):
+    rows, check, notes = judged(folder, record(0, steps=[TrainingStep(1.0, 2.5, 1e-3, 4)]))
+    compared = Compared("replay", list(rows.values()), notes, check)
+    run = SimpleNamespace(
+        summary=None, example_rows=list, comparisons=[compared], rows=list, failed_checks=[check], notes=[]
+    )
+    with pytest.raises(CheckFailed, match="first mismatch: rollout 0, grad_norm"):
+        output.result(run, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("first mismatch: rollout 0, grad_norm"))
+    assert [line.split(":")[0] for line in lines[at + 1 : at + 3]] == ["  likely", "  try"]

@@ -188,7 +188,7 @@ def verdict_of(title: str, rows: list[Row]) -> CheckResult:
             found.limit,
             (*found.evidence, *(f"then {row.quantity}: {row.measured}; {row.where}" for row in later)),
             CAUSES[found.quantity],
-            "--repeat 2 tells whether the candidate is deterministic at all",
+            "--repeat 2 tells whether this layout is deterministic at all; --vs names one change of it at a time",
         )
     passed = [row for row in rows if row.verdict == Verdict.PASS]
     left = [row for row in rows if row.verdict == Verdict.NOT_TESTED]
