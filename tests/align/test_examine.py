@@ -179,3 +179,12 @@ def test_a_server_may_compute_in_another_precision(folder, log_probs):
         servers = Examiner(config_of(folder), load_tokenizer(folder), stop_ids=(2,))
         found = servers(spread(log_probs, shift=shift))
         assert any("engine - Hugging Face" in symptom.text for symptom in found.symptoms) == is_suspected
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_rollout_with_nothing_to_judge_does_not_pass(folder, is_training):
+    nothing = sample(1, 0, prompt_len=2, response=(), status=Status.FAILED, **PROMPT)
+    found = examiner(folder, is_training)(RolloutBatch.from_samples(3, [nothing]))
+    assert str(found) == "coherence of rollout 3: NOT TESTED: no sampled token in this rollout"
+    assert found.line == "coherence of rollout 3: NOT TESTED, no sampled token in this rollout"
+    assert found.as_dict()["verdict"] == "NOT TESTED"

@@ -24,7 +24,7 @@ from vime.align.oracle import NEUTRAL, Oracle, OracleScores
 from vime.config.schema import Config
 from vime.models import load_spec
 from vime.rollout.coherence import REPLACEMENT, Vocabulary, measure
-from vime.types import CheckResult, RolloutBatch
+from vime.types import CheckResult, RolloutBatch, Verdict
 
 NUM_WORST = 3
 NUM_PROMPTS = 4  # whose markers the oracle scores
@@ -59,9 +59,16 @@ class Examination:
     symptoms: tuple[Symptom, ...]
     worst: tuple[str, ...]
 
+    @property
+    def verdict(self) -> str:
+        """The public word; NOT TESTED where the rollout had nothing to judge."""
+        return str(self.check.verdict if self.check.verdict == Verdict.NOT_TESTED else self.level)
+
     def __str__(self) -> str:
         """A block of lines: verdict, signals, worst samples, cause and next step."""
-        lines = [f"coherence of rollout {self.rollout_id}: {self.level}"]
+        if self.check.verdict == Verdict.NOT_TESTED:
+            return f"coherence of rollout {self.rollout_id}: {self.verdict}: {self.check.cause}"
+        lines = [f"coherence of rollout {self.rollout_id}: {self.verdict}"]
         lines += [f"  {symptom.text}" for symptom in self.symptoms]
         numbers = self.case.numbers()
         lines += [f"  {name:<20} {value:>9.4g}  {UNITS[name]}" for name, value in numbers.items() if value != 0.0]
@@ -78,13 +85,13 @@ class Examination:
     @property
     def line(self) -> str:
         """The verdict on one line, for one that repeats."""
-        return f"coherence of rollout {self.rollout_id}: {self.level}, {self.check.measured}"
+        return f"coherence of rollout {self.rollout_id}: {self.verdict}, {self.check.measured or self.check.cause}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {
             "rollout_id": self.rollout_id,
-            "verdict": str(self.level),
+            "verdict": self.verdict,
             "symptoms": [symptom.text for symptom in self.symptoms],
             "signals": self.case.numbers(),
             "oracle": self.case.oracle if isinstance(self.case.oracle, str) else "tested",
