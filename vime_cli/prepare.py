@@ -28,10 +28,11 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     loaded = read(call.files, call.overrides)
     if call.is_print_config:
         print_config(call, loaded)
-    found = preflight(loaded, call.command, resume=call.resume, start=call.start, is_dry_run=call.is_dry_run)
-    output.warn(found.warnings)
-    found.raise_problems()
-    and_check(loaded)
+    with output.talk():
+        found = preflight(loaded, call.command, resume=call.resume, start=call.start, is_dry_run=call.is_dry_run)
+        output.warn(found.warnings)
+        found.raise_problems()
+        and_check(loaded)
     if call.is_dry_run:
         output.dry_run(found, call.as_json)
         raise typer.Exit

@@ -32,5 +32,6 @@ def regenerate_records(call: Call, load: str | None, ids: str | None, others: Ma
     loaded = prepare(call)
     from vime import runs
 
-    found = runs.regenerate(loaded=loaded, console=console(loaded), template=load, ids=ids)
+    with output.talk():
+        found = runs.regenerate(loaded=loaded, console=console(loaded), template=load, ids=ids)
     output.regenerated(found, call.as_json)

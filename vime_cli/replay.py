@@ -73,5 +73,6 @@ def replay(
     loaded = prepare(asked, reference.check)
     from vime import runs
 
-    found = runs.replay(loaded=loaded, console=console(loaded), start=asked.start, against=reference.against)
+    with output.talk():
+        found = runs.replay(loaded=loaded, console=console(loaded), start=asked.start, against=reference.against)
     output.result(found, as_json)

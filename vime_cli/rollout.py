@@ -46,4 +46,6 @@ def rollout(
     loaded = prepare(call("rollout", arguments, options, **printed))
     from vime import runs
 
-    output.result(runs.rollout(loaded=loaded, console=console(loaded)), as_json)
+    with output.talk():
+        found = runs.rollout(loaded=loaded, console=console(loaded))
+    output.result(found, as_json)

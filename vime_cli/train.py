@@ -51,4 +51,6 @@ def train(
     loaded = prepare(call("train", arguments, options, resume=resume, **printed))
     from vime import runs
 
-    output.result(runs.train(loaded=loaded, resume=resume, console=console(loaded)), as_json)
+    with output.talk():
+        found = runs.train(loaded=loaded, resume=resume, console=console(loaded))
+    output.result(found, as_json)

@@ -155,6 +155,18 @@ def test_dry_run_as_json(inputs):
     assert [row["process"] for row in found["memory"]] == ["trainer, stage 0", "engine"]
 
 
+def test_what_a_users_module_prints_is_no_result(inputs):
+    """By itself and by a child process: stdout is the JSON alone."""
+    text = (
+        "import os\nprint('loud')\nos.system('echo louder')\nasync def generate(engine, prompt, seeds, sampling): ...\n"
+    )
+    (inputs / "loud.py").write_text(text)
+    command = [sys.executable, "-m", "vime_cli", "rollout", "run.toml", "rollout.generate=loud:generate"]
+    done = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["is_started"] is False
+    assert {"loud", "louder"} <= set(done.stderr.splitlines())
+
+
 def test_dry_run_loads_no_library(inputs):
     assert not loaded_modules("train", "run.toml", "--dry-run") & {"torch", "ray", "vllm", "megatron", "transformers"}
 

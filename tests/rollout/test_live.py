@@ -322,6 +322,9 @@ async def cancels(engine, prompt, seeds, sampling):
 async def raises(engine, prompt, seeds, sampling):
     raise KeyError("tool")
 
+async def leaves(engine, prompt, seeds, sampling):
+    raise SystemExit(0)
+
 async def three_arguments(engine, prompt, seeds):
     return []
 """
@@ -355,7 +358,8 @@ def test_user_generation(user):
         ("text_only", r"sample 0/0: has text but no response tokens"),
         ("encoded_again", r"ValueError: sample 0/0: unequal lengths {'token_ids': 7, 'loss_mask': 6"),
         ("unmasked", r"sample 0/0: has 4 response tokens and none that the policy sampled"),
-        ("raises", r"KeyError: 'tool'"),
+        ("raises", r"KeyError: 'tool' \(.*my_generate\.py:\d+\); pending"),
+        ("leaves", r"raised SystemExit: 0 \(.*my_generate\.py:\d+\)"),
     ],
 )
 def test_what_a_user_function_must_return(user, name, what):

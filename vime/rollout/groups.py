@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,10 +129,7 @@ class GroupRunner:
                 samples = await engine.generate(prompt, seeds, sampling)
             else:
                 self._where[prompt.group_id] = f"rollout.generate ({self.config.rollout.generate}, engine {at})"
-                answer = self.generate(engine, prompt, seeds, effective)
-                if not inspect.isawaitable(answer):
-                    raise VimeError(f"returned {_shape(answer)} at once", "it must be an async function")
-                samples = await answer
+                samples = await _called(self.generate, engine, prompt, seeds, effective)
         except PromptTooLong as error:
             log.warning("group %d dropped, %d prompt tokens: %s", prompt.group_id, len(prompt.token_ids), error)
             return Outcome(prompt, dropped="prompt_too_long")
@@ -151,6 +149,32 @@ class GroupRunner:
             sample.reward = score
         if any(score is None for score in scores):
             outcome.dropped = "reward_timeout"
+
+
+async def _called(function: Generate, *arguments: Any) -> Any:
+    """What a user function returns. What it raises keeps its type and gets a note of the place.
+
+    SystemExit becomes a VimeError: it would end the run without a word, after ``sys.exit(0)`` as a success.
+    """
+    try:
+        answer = function(*arguments)
+        if not inspect.isawaitable(answer):
+            raise VimeError(f"returned {_shape(answer)} at once", "it must be an async function")
+        return await answer
+    except VimeError:
+        raise
+    except SystemExit as error:
+        raise VimeError(f"raised SystemExit: {error} {_place(error)}", "let it raise another exception") from error
+    except Exception as error:
+        error.add_note(_place(error))
+        raise
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, in code that is not installed as a package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if "site-packages" not in f.filename), frames[-1])
+    return f"({frame.filename}:{frame.lineno})"
 
 
 @dataclass
@@ -223,7 +247,8 @@ def _shape(value: Any) -> str:
 def _failure(what: str, error: Exception, where: Mapping[int, str]) -> VimeError:
     if isinstance(error, VimeError):
         return VimeError(f"{what}: {error.message}; pending: {_pending(where)}", error.hint)
-    return VimeError(f"{what}: {type(error).__name__}: {error}; pending: {_pending(where)}")
+    noted = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    return VimeError(f"{what}: {type(error).__name__}: {error}{noted}; pending: {_pending(where)}")
 
 
 def _pending(where: Mapping[int, str]) -> str:
