@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,13 @@ class Comparison:
     def held(self) -> Iterator[None]:
         """What a killed run left behind goes first, and everything at the end. Several runs share one Ray session."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        try:
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             if self.against.references:
                 configs = [self.config, *(reference.config for reference in self.against.references)]
                 self.session = RaySession.start(max(configs, key=num_processes))
+                stack.callback(self.session.close)
             yield
-        finally:
-            if self.session is not None:
-                self.session.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def check(self) -> None:
         """Raises UsageError if the disk has no room for two trails, or a training record cannot be read."""
