@@ -23,7 +23,7 @@ NARROW = 100  # columns of a terminal, below which the prompt makes room for the
 STRIP_WIDTH = 110
 
 # What would move the cursor, ring, turn the writing round, or cannot be encoded.
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str, keep_lines: bool = False) -> str:

@@ -121,7 +121,7 @@ def test_a_metadata_key_that_no_sample_has_is_warned_about(template):
 
 
 def test_off_a_terminal_no_cell_is_cut_and_nothing_can_move_the_cursor(tmp_path):
-    long = "x" * 3000 + ESCAPE + "\nend\u202e"
+    long = "x" * 3000 + ESCAPE + "\nend\u061c\u202e"
     model = {"path": ESCAPE, "tokenizer_digest": ESCAPE, ESCAPE: ESCAPE}
     one = sample(0, 0, text=long, prompt_text=long, label=ESCAPE, metadata={ESCAPE: ESCAPE})
     batch = RolloutBatch.from_samples(0, [one]).with_header(model=model, sampling={ESCAPE: 1}, counts={ESCAPE: 1})
@@ -136,7 +136,7 @@ def test_off_a_terminal_no_cell_is_cut_and_nothing_can_move_the_cursor(tmp_path)
         result = vime(*call)
         assert result.exit_code == (options == ["--diff"]), result.output
         assert "\\x1b]0;owned\\x07" in result.stdout
-        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", result.output)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u202e]", result.output)
         assert options == ["--diff"] or result.stdout.count("x" * 3000 + "\\x1b]0;owned\\x07") == 2
 
 
