@@ -114,7 +114,7 @@ class ShmTransport:
             raise UsageError(
                 f"trainer and engine do not have the same weights ({len(problems)} differences), nothing was sent:\n"
                 + "\n".join(problems[:SHOWN]),
-                "is model.path of trainer and engine one model? vime train --dry-run shows which rank holds which layers",
+                "do trainer and engine have one model.path? vime train --dry-run shows which rank holds which layers",
             )
 
     def _compare(self, sent: WeightManifest, answers: dict[str, Any]) -> str:
