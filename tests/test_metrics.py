@@ -2,6 +2,7 @@ import ast
 import json
 import math
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,20 @@ def test_rows_are_on_disk_before_close(tmp_path):
     sink.write({"rollout_id": 0})
     assert (tmp_path / "m.jsonl").read_text() == '{"rollout_id": 0}\n'
     sink.close()
+
+
+def test_a_row_that_the_disk_does_not_take_leaves_no_half_line(tmp_path):
+    sink = JsonlSink(tmp_path / "m.jsonl")
+    unlimited, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        with pytest.raises(VimeError, match=r"m\.jsonl cannot be written: File too large"):
+            for rollout_id in range(9):
+                sink.write({"rollout_id": rollout_id})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, hard))
+    sink.close()
+    assert read_jsonl(tmp_path / "m.jsonl") == [{"rollout_id": 0}, {"rollout_id": 1}]
 
 
 def test_resume_drops_later_rows_and_the_torn_last_line(tmp_path):

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from vime.errors import UsageError, VimeError
+from vime.files import whole_file
 
 METRICS: dict[str, str] = {
     "rollout_id": "number of the rollout, from 0; of an evaluation: the weight version it was made with",
@@ -128,24 +129,27 @@ class JsonlSink:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             _cut_unfinished_line(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({k: _json_value(v) for k, v in row.items()}, allow_nan=False) + "\n")
-        self._file.flush()
+        """Appends the line, whole or not at all. VimeError if the system refuses to write."""
+        line = json.dumps({k: _json_value(v) for k, v in row.items()}, allow_nan=False).encode("utf-8") + b"\n"
+        start = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(start)
+            raise VimeError(f"{self.path} cannot be written: {error.strerror}", "check the disk") from error
 
     def truncate_after(self, rollout_id: int) -> int:
         """Removes the rows of later rollouts, which a resumed run writes again. Returns how many; atomic."""
         self._file.close()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)["rollout_id"] <= rollout_id]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        with whole_file(self.path) as file:
+            file.writelines(line.encode() for line in kept)
+        self._file = self.path.open("ab", buffering=0)
         return len(lines) - len(kept)
 
     def close(self) -> None:

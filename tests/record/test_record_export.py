@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vime.errors import UsageError, VimeError
+from vime.files import check_new, whole_file
 from vime.record.export import write_jsonl, write_parquet
-from vime.record.whole_file import check_new, whole_file
 from vime.types import RolloutBatch, Sample, Status
 
 
@@ -125,8 +125,9 @@ def test_a_file_is_there_when_it_is_whole(tmp_path):
     with pytest.raises(UsageError, match="damaged"):
         write_jsonl(tmp_path / "x.jsonl", cut_short())
     assert [*tmp_path.iterdir()] == []
-    with pytest.raises(VimeError, match="cannot be written"), whole_file(tmp_path / "none" / "x"):
-        pass
+    for refused in (tmp_path / "none" / "x", tmp_path / ("x" * 255)):  # the second cannot be removed either
+        with pytest.raises(VimeError, match="cannot be written"), whole_file(refused):
+            pass
 
 
 def test_what_exists_is_not_replaced(tmp_path):
