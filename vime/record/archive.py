@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vime.errors import UsageError
+from vime.files import whole_file
 from vime.record.unpickle import NotPlain, unpickle
-from vime.record.whole_file import whole_file
 
 MAX_NAME = 80
 MAX_DEPTH = 200

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vime.errors import UsageError
+from vime.files import whole_file
 from vime.record.layout import COLUMNS
 from vime.record.names import sample_id
-from vime.record.whole_file import whole_file
 from vime.types import RolloutBatch
 
 Selected = Iterable[tuple[RolloutBatch, Sequence[int]]]

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from vime.files import whole_file
 from vime.record.bands import BANDS, MASKED
 from vime.record.export import Selected, finite
 from vime.record.fields import Fields
 from vime.record.names import STATUSES
 from vime.record.tokens import TokenTexts, token_texts
-from vime.record.whole_file import whole_file
 from vime.report.page import page
 from vime.rollout.statistics import statistics
 from vime.types import RolloutBatch, RolloutHeader

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.errors import VimeError
+from vime.files import sync_folder
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -77,16 +78,8 @@ def put_in_place(written: Path, path: Path) -> None:
     if path.exists():
         path.rename(old)
     written.rename(path)
-    _flush_directory(path.parent)
+    sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush_directory(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
