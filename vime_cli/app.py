@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +76,8 @@ def vime(
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.stdout is None:  # closed by the caller: nobody wants the result
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
         app()
     finally:  # only the interpreter's own end is left, and one more Ctrl-C would print a traceback of it

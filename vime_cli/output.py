@@ -236,9 +236,6 @@ def _page(text: str) -> None:
 @contextmanager
 def talk() -> Iterator[None]:
     """In here stdout is stderr, of child processes too: what a user's function or a library prints is no result."""
-    if sys.stdout is None:  # closed by the caller
-        yield
-        return
     sys.stdout.flush()
     kept = os.dup(STDOUT)
     os.dup2(STDERR, STDOUT)
@@ -256,6 +253,9 @@ def _write(text: str) -> None:
         print(_printable(text), end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at the end of the interpreter
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise VimeError(f"stdout cannot be written: {error.strerror}", "check the disk") from error
 
 
 def _printable(text: str) -> str:

@@ -167,6 +167,15 @@ def test_what_a_users_module_prints_is_no_result(inputs):
     assert {"loud", "louder"} <= set(done.stderr.splitlines())
 
 
+@pytest.mark.parametrize(("stdout", "code", "said"), [(">&-", 0, ""), (">/dev/full", 3, "error: stdout cannot be")])
+def test_a_stdout_that_takes_nothing(inputs, stdout, code, said):
+    command = f"{sys.executable} -m vime_cli rollout run.toml --dry-run --json {stdout}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert "Traceback" not in done.stderr
+
+
 def test_dry_run_loads_no_library(inputs):
     assert not loaded_modules("train", "run.toml", "--dry-run") & {"torch", "ray", "vllm", "megatron", "transformers"}
 
