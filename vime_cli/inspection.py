@@ -151,8 +151,9 @@ def _overview(view: View, files: list[RecordFile], asked: Asked) -> None:
         output.data(_as_data(found))
     else:
         parts: list[Any] = [record_view.listing(found.rollouts)] if len(files) > 1 else []
-        parts += record_view.headers(found.rollouts)
-        parts += [record_view.statistics(r) for r in found.rollouts] if len(files) == 1 else []
+        if not _given({"--where": view.where, "--sort": view.sort, "--limit": view.limit}):
+            parts += record_view.headers(found.rollouts)  # not where samples are what was asked for
+            parts += [record_view.statistics(r) for r in found.rollouts] if len(files) == 1 else []
         if found.samples:
             parts.append(record_view.samples(found, output.width()))
         output.report([*parts, _last_line(found, view)])

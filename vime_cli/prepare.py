@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from vime.config.load import Loaded
     from vime.log import Progress
 
+OWN_FOLDER = ("rollout", "replay")
+
 
 def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded:
     """The configuration, free of problems. Ends the command after --print-config and --dry-run.
@@ -21,11 +24,14 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     Raises ConfigError with all problems of the configuration and of what it names, and what ``and_check`` raises.
     """
     from vime.config.load import read
+    from vime.config.sources import DEFAULT
     from vime.log import setup_logging
     from vime.preflight import preflight
 
     setup_logging()
     loaded = read(call.files, call.overrides)
+    if call.command in OWN_FOLDER and loaded.origin("run.dir") == DEFAULT:
+        loaded = read(call.files, call.overrides, run_dir=_own_folder(loaded, call.command))
     if call.is_print_config:
         print_config(call, loaded)
     with output.talk():
@@ -37,6 +43,19 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
         output.dry_run(found, call.as_json)
         raise typer.Exit
     return loaded
+
+
+def _own_folder(loaded: Loaded, command: str) -> str:
+    """Where a command that one gives again and again writes by default: beside the training run, and never over it."""
+    from vime.run_folder import RunFolder
+
+    folder, number = f"runs/{{name}}-{command}", 1
+    while RunFolder(Path(folder.replace("{name}", loaded.config.run.name))).has_results():
+        if loaded.config.run.overwrite:
+            break
+        number += 1
+        folder = f"runs/{{name}}-{command}-{number}"
+    return folder
 
 
 def print_config(call: Call, loaded: Loaded) -> None:

@@ -16,7 +16,10 @@ Save = Annotated[
 Inject = Annotated[
     list[str] | None,
     typer.Option(
-        "--inject", metavar="FAULT", help="Plant a fault (may be repeated), e.g. zero-rotary, and see it caught."
+        "--inject",
+        metavar="FAULT",
+        help="Plant a fault and see it caught: nan-weight, random-weights, zero-rotary, swapped-layers, "
+        "wrong-chat-template, base-model (may be repeated).",
     ),
 ]
 Number = Annotated[

@@ -46,10 +46,12 @@ def test_a_later_rollout_had_other_weights(workspace, uninterrupted):
     assert "token at " in command.text
 
 
-def test_what_cannot_be_asked_again_is_said_before_anything_starts(workspace, tmp_path):
+def test_what_cannot_be_asked_again_is_said_before_anything_starts(workspace):
+    (workspace / "records").mkdir(exist_ok=True)
     missing = regenerate(workspace, "--ids", "99")
     assert missing.process.returncode == 2, missing.text
-    assert "99" in missing.text
+    assert "error: " in missing.text
+    assert "data_{rollout_id}.pt" in missing.text
     nothing = vime("replay", workspace / "run.toml", "--regenerate")
     assert nothing.process.returncode == 2
     assert "--regenerate needs saved rollouts" in nothing.text

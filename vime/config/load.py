@@ -77,9 +77,14 @@ def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
     return loaded
 
 
-def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
-    """As ``load``, but problems are in the result. Raises ConfigError only for an unreadable file or override."""
+def read(files: Sequence[Path], overrides: Sequence[str] = (), run_dir: str | None = None) -> Loaded:
+    """As ``load``, but problems are in the result. Raises ConfigError only for an unreadable file or override.
+
+    ``run_dir`` stands in for the default of ``run.dir``.
+    """
     tree = _gather([Path(f) for f in files], overrides)
+    if run_dir is not None and "run.dir" not in tree.origins:
+        tree.set("run.dir", run_dir, DERIVED)
     problems = _drop_unknown(tree) + _drop_nan(tree)
     config, invalid, refused = _validate(tree)
     config = _derive(config, tree)

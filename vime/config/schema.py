@@ -24,7 +24,8 @@ class Section(BaseModel):
 
 class Run(Section):
     dir: str = "runs/{name}"
-    """Run folder: metrics, resolved configuration, checkpoints. ``{name}`` is replaced."""
+    """Run folder: metrics, resolved configuration, checkpoints. ``{name}`` is replaced. By default ``vime rollout`` and
+    ``vime replay`` take ``runs/{name}-rollout`` and ``runs/{name}-replay``, numbered where there is one."""
     name: str = "run"
     """Name of the run; the default of ``run.dir`` uses it."""
     seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0

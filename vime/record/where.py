@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +112,9 @@ def _parse(text: str) -> ast.expr:
             warnings.simplefilter("error")
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, Warning) as error:
-        raise Refused(error.msg if isinstance(error, SyntaxError) else str(error)) from error
+        if re.search(r"[^=<>!]=[^=]", text):
+            raise Refused("= compares nothing, == does") from error
+        raise Refused(getattr(error, "msg", None) or str(error)) from error
     except (RecursionError, MemoryError) as error:
         raise Refused("is nested too deeply") from error
 

@@ -165,7 +165,8 @@ class RolloutSummary:
             values = ", ".join(f"{n} {_plain(o['value'])}" for n, o in options.items() if o["origin"] == origin)
             yield f"sampling, {origin or 'of unknown origin'}", values
         origins = self.sampling.get("stop_token_ids", {}).get("origin", "")
-        yield "stop ids", (origins or ", ".join(map(str, self.stop_token_ids))) if self.stop_token_ids else "none"
+        known = origins.replace(": ", " from ") or ", ".join(map(str, self.stop_token_ids))
+        yield "stop ids", known if self.stop_token_ids else "none"
         found = [f"{name} {self.library_versions[name]}" for name in ENGINE_LIBRARIES if name in self.library_versions]
         yield "engine", ", ".join(found)
 

@@ -52,7 +52,7 @@ class Compared:
 
     def gradient_tables(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         """(title, rows) of the gradients of each step, by parameter: those that differ most, against their size."""
-        for row in (row for row in self.rows if row.tensors):
+        for row in (row for row in self.rows if any(gap.distance for gap, _ in row.tensors)):
             shown = row.tensors[:NUM_PARAMETERS]
             count = f"the worst {len(shown)} of {len(row.tensors)} parameters (all: --json)"
             yield f"gradients of rollout {row.rollout_id}, {count}", [_gradient(*entry) for entry in shown]
@@ -184,7 +184,7 @@ def verdict_of(title: str, rows: list[Row]) -> CheckResult:
             Verdict.FAIL,
             f"first mismatch: rollout {found.rollout_id}, {found.quantity}: {found.measured}{place}",
             found.limit,
-            (*found.evidence, *(f"then {row.quantity}: {row.measured}; {row.where}" for row in later)),
+            (*found.evidence, *map(_consequence, later)),
             CAUSES[found.quantity],
             "--repeat 2 tells whether this layout is deterministic at all; --vs names one change of it at a time",
         )
@@ -200,6 +200,10 @@ def verdict_of(title: str, rows: list[Row]) -> CheckResult:
 
 def _untested(row: Row) -> str:
     return f"rollout {row.rollout_id}" if row.quantity == EVERYTHING else row.quantity
+
+
+def _consequence(row: Row) -> str:
+    return f"then {row.quantity}: " + "; ".join(text for text in (row.measured, row.where) if text)
 
 
 def layout_line(config: Config) -> str:

@@ -60,7 +60,10 @@ class RunResult:
             part = max(1, len(self.rewards) // 4)
             first, last = float(np.mean(self.rewards[:part])), float(np.mean(self.rewards[-part:]))
             span = f"rollouts {self.start}-{self.start + len(self.rewards) - 1}"
-            rows.append(("mean reward", f"{first:.3f} -> {last:.3f} (first and last {part} of {span})"))
+            if self.command == "replay":  # nothing was generated: no sign of learning
+                rows.append(("recorded reward", f"mean {float(np.mean(self.rewards)):.3f} ({span})"))
+            else:
+                rows.append(("mean reward", f"{first:.3f} -> {last:.3f} (first and last {part} of {span})"))
         rows += [(f"evaluation{of_set(name)}", _scores(found)) for name, found in self.evaluations.items()]
         rows += [("check", f"{c.verdict}  {c.name}: {c.measured or c.cause}") for c in self.checks]
         return rows + list(self.files.items())
