@@ -8,6 +8,7 @@ from typing import Any
 from vime.cluster.session import RaySession
 from vime.cluster.waiting import explain, gather
 from vime.config.schema import Config
+from vime.reward.breakpoints import ignore_in_worker
 from vime.types import Prompt, Sample, TensorEntry, WeightManifest
 
 CONCURRENT = {"max_concurrency": 10_000}  # requests in flight per engine; the engine itself queues
@@ -17,6 +18,7 @@ class EngineActor:
     """One engine in its own process. The backend is imported here, so the driver never loads vLLM."""
 
     def __init__(self, config: Config, index: int) -> None:
+        ignore_in_worker()
         from vime.backends.vllm.engine import VllmEngine
 
         self.engine = VllmEngine(config, index)

@@ -20,6 +20,7 @@ from typing import Any
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
+from vime.reward.breakpoints import hook_kept, ignore
 
 logger = logging.getLogger(__name__)
 END_SECONDS = 10.0
@@ -45,7 +46,9 @@ class RaySession:
             logger.info("removed what killed runs left behind: %s", ", ".join(map(str, left)))
         on_termination = signal.getsignal(signal.SIGTERM)
         try:
-            session = cls._connect(address) if address else cls._embedded(config)
+            ignore()
+            with hook_kept():
+                session = cls._connect(address) if address else cls._embedded(config)
             session._at_start = session._devices()
             return session
         finally:  # ray.init sets a handler of its own, which would end the run before it has cleaned up

@@ -15,6 +15,7 @@ from vime.cluster.waiting import gather
 from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.forks import forking_dies_with_parent
+from vime.reward.breakpoints import ignore_in_worker
 from vime.train.packing import token_index
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData, WeightManifest
 
@@ -23,6 +24,7 @@ class TrainerActor:
     """One rank in its own process. The backend is imported here, so the driver never loads Megatron."""
 
     def __init__(self, config: Config, rank: int, world_size: int) -> None:
+        ignore_in_worker()
         os.environ["OMP_NUM_THREADS"] = str(config.cluster.threads_per_trainer)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.config, self.rank, self.world_size = config, rank, world_size

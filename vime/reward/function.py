@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vime.errors import UsageError
+from vime.reward.breakpoints import ignore
 
 
 def add_import_paths(import_paths: Sequence[str]) -> None:
@@ -21,12 +22,13 @@ def add_import_paths(import_paths: Sequence[str]) -> None:
 
 def load_function(spec: str, field: str, *, num_arguments: int, import_paths: Sequence[str] = ()) -> Callable[..., Any]:
     """The function ``spec`` names. UsageError naming ``field`` if it cannot be imported, is no function, or does not
-    take ``num_arguments`` positional arguments.
+    take ``num_arguments`` positional arguments. From here on a forgotten ``breakpoint()`` is ignored in this process.
     """
     module_name, separator, attribute = spec.partition(":")
     if not (separator and module_name and attribute):
         raise UsageError(f"{field} = {spec!r}: must be package.module:attribute")
     add_import_paths(import_paths)
+    ignore()
     try:
         value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported

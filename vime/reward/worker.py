@@ -18,6 +18,7 @@ from typing import Any
 from vime.config import schema
 from vime.errors import UsageError
 from vime.reward import registry
+from vime.reward.breakpoints import Ignored, ignore
 from vime.reward.function import add_import_paths
 from vime.types import Sample
 
@@ -31,6 +32,7 @@ class Start:
 
     config: schema.Reward
     import_paths: tuple[str, ...]
+    ignored: Ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ def main(read_fd: int, write_fd: int) -> None:
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())
     add_import_paths(start.import_paths)
+    ignore(Ignored((*start.ignored.calls, "pdb.set_trace"), start.ignored.places))  # nobody is at its standard input
     end_after(START_TIMEOUT_SECONDS + GRACE_SECONDS)
     try:
         score = registry.make(start.config)

@@ -25,6 +25,7 @@ from vime.config.load import Loaded, to_toml
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.debug.user_modules import user_leftovers
 from vime.errors import VimeError
 from vime.log import Progress
 from vime.loop import Evaluate, Parts
@@ -35,6 +36,7 @@ from vime.record.recorded import RecordedRollouts
 from vime.record.template import training_template
 from vime.record.training import write_training
 from vime.record.writer import RecordWriter
+from vime.reward.breakpoints import ignore
 from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
 from vime.rollout.eval import eval_data, evaluate
@@ -227,7 +229,9 @@ def _rollouts(
     introduce_prompts(observer.progress, prompts)
     observer.examine = _examiner(config, prompts, engines, infos[0])
     import_paths = [str(loaded.base_dir)]
-    reward = stack.enter_context(RewardPool(config.reward, import_paths))
+    ignored = user_leftovers(config, import_paths).ignored
+    ignore(ignored)
+    reward = stack.enter_context(RewardPool(config.reward, import_paths, ignored))
     header = with_servers(_header(config, prompts.tokenizer, infos[0]), infos)
     for engine in engines.engines:
         engine.tokenizer = prompts.tokenizer  # for user functions
