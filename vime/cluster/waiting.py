@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vime.errors import VimeError
+from vime.errors import OutOfTime, VimeError
 
 GRACE_SECONDS = 3.0  # after one failure, how long others may still report a better cause
 _PEER_LOSS = ("Connection closed by peer", "Connection reset by peer", "connection timed out", "Broken pipe")
@@ -33,9 +33,9 @@ def gather(refs: Mapping[str, Any], timeout_seconds: float, what: str) -> dict[s
     if failures:
         raise first_cause(failures, what)
     if pending:
-        raise VimeError(
+        raise OutOfTime(
             f"{what}: no answer from {', '.join(sorted(pending.values()))} within {timeout_seconds:g} s",
-            "raise the time limit if the work is merely slow; otherwise look where those processes stand (py-spy dump)",
+            "raise the time limit if the work is merely slow",
         )
     return results
 

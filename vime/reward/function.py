@@ -6,9 +6,13 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import vime
 from vime.errors import UsageError
 from vime.reward.breakpoints import ignore
 
@@ -18,6 +22,30 @@ def add_import_paths(import_paths: Sequence[str]) -> None:
     for path in reversed([os.getcwd(), *map(os.path.abspath, import_paths)]):
         if path not in sys.path:
             sys.path.insert(0, path)
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's: no library, no part of Python, none of vime."""
+    if not file.endswith(".py") or "/site-packages/" in file or "/dist-packages/" in file or is_vimes(file):
+        return False
+    return not os.path.realpath(file).startswith(_library_folders())
+
+
+def is_vimes(file: str) -> bool:
+    """Whether a source file is vime's own."""
+    return file.startswith(_own_folders())
+
+
+@cache
+def _own_folders() -> tuple[str, str]:
+    root = str(Path(vime.__file__).parent)
+    return root + os.sep, f"{root}_cli{os.sep}"
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({os.path.join(os.path.realpath(paths[k]), "") for k in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def load_function(spec: str, field: str, *, num_arguments: int, import_paths: Sequence[str] = ()) -> Callable[..., Any]:

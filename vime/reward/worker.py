@@ -17,6 +17,7 @@ from typing import Any
 
 from vime.config import schema
 from vime.errors import UsageError
+from vime.log import answer_stack_requests
 from vime.reward import registry
 from vime.reward.breakpoints import Ignored, ignore
 from vime.reward.function import add_import_paths
@@ -46,6 +47,7 @@ class Reply:
 
 def main(read_fd: int, write_fd: int) -> None:
     """Serve until the parent goes away."""
+    answer_stack_requests()
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())
     add_import_paths(start.import_paths)

@@ -18,6 +18,7 @@ from vime.align.step_compare import CAUSES, Row, first_mismatch
 from vime.cluster.session import RaySession, num_processes
 from vime.config.load import Loaded
 from vime.config.schema import Config
+from vime.debug.watchdog import Watchdog
 from vime.errors import UsageError
 from vime.log import Progress
 from vime.metrics import Metrics
@@ -67,15 +68,17 @@ class Comparison:
     say: Progress
     outcomes: list[Compared] = field(default_factory=list)
     session: RaySession | None = None
+    watchdog: Watchdog | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, watchdog: Watchdog) -> Iterator[None]:
         """What a killed run left behind goes first, and everything at the end. Several runs share one Ray session."""
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             if self.against.references:
                 configs = [self.config, *(reference.config for reference in self.against.references)]
-                self.session = RaySession.start(max(configs, key=num_processes))
+                self.session = RaySession.start(max(configs, key=num_processes), watchdog.roster)
+            self.watchdog = watchdog
             yield
         finally:
             if self.session is not None:
@@ -132,6 +135,7 @@ class Comparison:
     def _run(self, reference: Loaded, trail: Trail) -> None:
         nowhere = lambda *_: self.folder / "none"  # noqa: E731 - nothing is evaluated in a replay
         observer = Observer(reference.config, self.say, Metrics([]), nowhere, verify_first_step=False)
+        observer.watchdog = self.watchdog
         with started(reference, observer, self.session) as parts:
             loop.run(reference.config, watched(parts, reference.config, trail), observer, self.ids.start)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -15,9 +16,10 @@ from vime.backends.megatron.build import Model
 from vime.backends.megatron.step import Learner
 from vime.types import TrainBatch
 
-LOSS_SCALE, SHARD_ORDER, DROPPED_SAMPLE = "loss-scale", "shard-order", "dropped-sample"
+LOSS_SCALE, SHARD_ORDER, DROPPED_SAMPLE, HUNG_RANK = "loss-scale", "shard-order", "dropped-sample", "hung-rank"
 RANK = 1
 """The data-parallel rank that the faults of the step are planted in."""
+HANG_SECONDS = 86_400.0
 
 
 def plant_in_weights(model: Model, names: Collection[str]) -> None:
@@ -27,13 +29,15 @@ def plant_in_weights(model: Model, names: Collection[str]) -> None:
 
 
 def plant_in_steps(learner: Learner, names: Collection[str]) -> None:
-    """``loss-scale`` and ``dropped-sample``, in the micro-batches of data-parallel rank 1."""
+    """``loss-scale``, ``dropped-sample`` and ``hung-rank``, in the micro-batches of data-parallel rank 1."""
     if parallel.dp_rank() != RANK:
         return
     if LOSS_SCALE in names:
         learner.damage = _count_twice
     if DROPPED_SAMPLE in names:
         learner.damage = _drop_last
+    if HUNG_RANK in names:
+        learner.damage = _hang
 
 
 @torch.no_grad()
@@ -51,6 +55,12 @@ def _exchange_shards(model: Model) -> None:
 
 def _count_twice(batches: list[TrainBatch]) -> list[TrainBatch]:
     return [replace(batch, loss_weight_T=2 * batch.loss_weight_T) for batch in batches]
+
+
+def _hang(batches: list[TrainBatch]) -> list[TrainBatch]:
+    """Longer than any limit; the run that ends ends it."""
+    time.sleep(HANG_SECONDS)
+    return batches
 
 
 def _drop_last(batches: list[TrainBatch]) -> list[TrainBatch]:
