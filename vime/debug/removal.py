@@ -16,8 +16,7 @@ from vime.debug.leftovers import CannotParse, Found, Leftover, Module, parse, sp
 from vime.debug.names import Import, Scope
 
 _SPACE = " \t\f"
-_LIKE_A_NAME = re.compile(r"[\w.,|\[\] ]+")
-"""Strings such as those of __all__ and of annotations: what they name is used."""
+_LIKE_A_TYPE = re.compile(r"[\w.,|\[\] ]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,7 @@ def _imports(module: Module, gone: set[ast.stmt], positions: _Positions) -> tupl
 def _unused(module: Module, gone: set[ast.stmt]) -> list[Import]:
     """Imports that what is taken out used, and nothing else does."""
     inside = {id(node) for statement in gone for node in ast.walk(statement)}
-    quoted = " ".join(
-        node.value
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _LIKE_A_NAME.fullmatch(node.value)
-    )
+    quoted, exported = _strings(module.tree)
     was_used: dict[tuple[int, str], Scope] = {}
     is_used: set[tuple[int, str]] = set()
     for node, scope in module.names.uses:
@@ -163,9 +158,24 @@ def _unused(module: Module, gone: set[ast.stmt]) -> list[Import]:
             is_used.add((id(owner), node.id))
     found = []
     for (key, name), owner in was_used.items():
-        if (key, name) not in is_used and not re.search(rf"\b{name}\b", quoted):
+        is_named = name in exported or re.search(rf"(?<![\w.]){name}\.", quoted)
+        if (key, name) not in is_used and not is_named:
             found += owner.imports.get(name, [])
     return found
+
+
+def _strings(tree: ast.Module) -> tuple[str, set[str]]:
+    """Strings that may be types written as text, in one; and the names in ``__all__``."""
+    types: list[str] = []
+    exported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                exported |= {str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _LIKE_A_TYPE.fullmatch(node.value):
+            types.append(node.value)
+    return " ".join(types), exported
 
 
 class _Positions:

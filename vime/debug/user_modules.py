@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -16,7 +17,8 @@ from vime.debug.sources import SKIPPED, Source, Unreadable
 from vime.reward.breakpoints import Ignored, is_debug_run
 from vime.reward.function import add_import_paths
 
-_NOT_THEIRS = frozenset({"site-packages", "dist-packages", *SKIPPED})
+_LIBRARIES = frozenset({"site-packages", "dist-packages"})
+_NOT_THEIRS = _LIBRARIES | SKIPPED
 _OURS = ("vime", "vime_cli")
 
 
@@ -61,16 +63,16 @@ def user_leftovers(config: Config, import_paths: Sequence[str]) -> UserLeftovers
     if not names:
         return UserLeftovers()
     add_import_paths(import_paths)
-    files: dict[str, ast.Module | None] = {}
+    seen: set[str] = set()
     leftovers: list[Leftover] = []
     not_checked: list[tuple[str, str]] = []
     left = [(name, name) for name in reversed(names)]
     while left:
         name, asked_by = left.pop()
         for module, file in _files(name, asked_by):
-            if file in files:
+            if file in seen:
                 continue
-            files[file] = None
+            seen.add(file)
             try:
                 found = find(Source.of(Path(file).read_bytes()).text, file)
             except (OSError, Unreadable, CannotParse) as error:
@@ -112,14 +114,16 @@ def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _root(name: str) -> Path | None:
-    """The folder the module ``name`` is found in; of an installed package the package itself."""
+    """The folder the module ``name`` is found in; of an installed package the package itself; None: nobody's own."""
     top = name.partition(".")[0]
     spec = _spec(top, None)
     if spec is None or top in _OURS:
         return None
     locations = list(spec.submodule_search_locations or ())
     folder = Path(os.path.abspath(locations[0] if locations else spec.origin or "."))
-    return folder if "site-packages" in folder.parts and locations else folder.parent
+    if not _LIBRARIES.isdisjoint(folder.parts):
+        return folder if locations else None
+    return None if folder.is_relative_to(sysconfig.get_path("stdlib")) else folder.parent
 
 
 def _is_own(file: str, root: Path) -> bool:
