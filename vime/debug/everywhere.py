@@ -27,9 +27,8 @@ class Picture:
     def with_main(self, role: str, frames: tuple[Frame, ...]) -> Picture:
         """With other frames of the main thread, the innermost first, of the processes with this role."""
         main = Thread(MAIN, frames)
-        return Picture(
-            tuple(replace(d, threads=(main, *d.threads[1:])) if d.who.role == role else d for d in self.dumps)
-        )
+        changed = {d.who: replace(d, threads=(main, *d.threads[1:])) for d in self.dumps if d.who.role == role}
+        return Picture(tuple(changed.get(d.who, d) for d in self.dumps))
 
     def short_lines(self) -> list[str]:
         """Processes that stand alike together, the odd one first."""

@@ -11,7 +11,7 @@ from vime.reward.function import is_users, is_vimes
 
 DISTRIBUTED = "torch/distributed/"
 WAITS = ("megatron/core/pipeline_parallel/p2p_communication.py", "megatron/core/distributed/param_and_grad_buffer.py")
-"""Files that wait for a collective that was started before: in a C call, so that it is their own frame that one sees."""
+"""Files that wait, in C, for a collective that was started before: the frame that one sees is their own."""
 RAY_IDLE = {"main_loop"}
 """Of Ray's workers: no call is under way."""
 VLLM_IDLE = {"_process_input_queue"}
@@ -153,10 +153,11 @@ def _odd_rank(ranks: Sequence[Dump]) -> str:
 
 
 def _in_user_code(dumps: Sequence[Dump]) -> str:
-    for dump in dumps:
-        for thread in dump.threads if dump.who.role == "reward worker" else dump.threads[:1]:
-            place = place_of(thread)
-            if place.is_user and place.own is not None and dump.who.role in ("reward worker", "driver"):
+    """A reward that goes on, or a driver that is not in vime's code but in the user's."""
+    for role in ("reward worker", "driver"):
+        for dump in dumps:
+            place = place_of(dump.threads[0]) if dump.threads and dump.who.role == role else None
+            if place is not None and not place.is_idle and (place.is_user or role == "reward worker"):
                 return f"{dump.who.name} (pid {dump.who.pid}) is in {_at(place)}"
     return ""
 

@@ -86,7 +86,7 @@ def dump(member: Member, native: bool = False) -> Dump:
 
 
 def own_threads() -> list[Thread]:
-    """The threads of this process but those that ask."""
+    """The threads of this process, but for those that ask."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident, frame in sys._current_frames().items():
@@ -96,7 +96,7 @@ def own_threads() -> list[Thread]:
             frames.append(Frame(at.f_code.co_name, at.f_code.co_filename, at.f_lineno or 0))
             at = at.f_back
         name = names.get(ident, str(ident))
-        if ident != threading.get_ident() and not name.startswith(OURS):
+        if not name.startswith(OURS):
             found.append(Thread(name, tuple(frames)))
     return found
 

@@ -17,6 +17,10 @@ from vime.errors import UsageError
 from vime.reward.breakpoints import ignore
 
 
+LIBRARY_MARKS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
+"""In the paths of files that are no user's, whatever Python they belong to."""
+
+
 def add_import_paths(import_paths: Sequence[str]) -> None:
     """Make the current folder and ``import_paths`` (say, that of run.toml) importable, before installed packages."""
     for path in reversed([os.getcwd(), *map(os.path.abspath, import_paths)]):
@@ -26,7 +30,7 @@ def add_import_paths(import_paths: Sequence[str]) -> None:
 
 def is_users(file: str) -> bool:
     """Whether a source file is the user's: no library, no part of Python, none of vime."""
-    if not file.endswith(".py") or "/site-packages/" in file or "/dist-packages/" in file or is_vimes(file):
+    if not file.endswith(".py") or is_vimes(file) or any(mark in file for mark in LIBRARY_MARKS):
         return False
     return not os.path.realpath(file).startswith(_library_folders())
 

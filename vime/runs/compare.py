@@ -71,13 +71,15 @@ class Comparison:
     watchdog: Watchdog | None = None
 
     @contextmanager
-    def held(self, watchdog: Watchdog) -> Iterator[None]:
+    def held(self, watchdog: Watchdog | None = None) -> Iterator[None]:
         """What a killed run left behind goes first, and everything at the end. Several runs share one Ray session."""
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             if self.against.references:
                 configs = [self.config, *(reference.config for reference in self.against.references)]
-                self.session = RaySession.start(max(configs, key=num_processes), watchdog.roster)
+                self.session = RaySession.start(
+                    max(configs, key=num_processes), None if watchdog is None else watchdog.roster
+                )
             self.watchdog = watchdog
             yield
         finally:
