@@ -121,7 +121,7 @@ def test_a_user_function_that_waits_is_named_with_its_line(tmp_path, name, times
 
 
 async def only_asks(engine, prompt, seeds, sampling):
-    return await asyncio.gather(*(engine.generate(prompt, [seed], sampling) for seed in seeds))
+    return await asyncio.create_task(engine.generate(prompt, seeds, sampling))
 
 
 def test_a_user_function_that_waits_for_the_engine_is_not_to_blame(tmp_path, monkeypatch):
