@@ -1,6 +1,7 @@
 """Leftovers are found through every alias, and nothing that merely looks like one (cases D11, D16)."""
 
 import ast
+import sys
 
 import pytest
 
@@ -128,6 +129,14 @@ def test_a_comment_keeps_its_line_and_a_string_does_not():
 def test_what_is_no_python_is_said(text):
     with pytest.raises(CannotParse, match=r"no valid Python|nested too deeply"):
         find(text)
+
+
+@pytest.mark.parametrize("text", ["x = " + "+".join("a" * 1500), "if a: pass\n" + "elif b: pass\n" * 1000])
+def test_generated_code_is_read_and_taken_out_of(text):
+    limit = sys.getrecursionlimit()
+    module = find(f"{text}\nbreakpoint()\n")
+    assert remove(module).text == f"{text}\n"
+    assert sys.getrecursionlimit() == limit
 
 
 # Taking out

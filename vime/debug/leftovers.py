@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vime.debug.names import Names, Scope
@@ -47,6 +49,7 @@ CALLS: dict[str, str] = {
 }
 """Qualified name -> why a call of it matters. ``ray.init`` and the settings of hooks depend on their arguments."""
 _VARIABLE = "PYTHONBREAKPOINT"
+_DEPTH = 5000
 _KEEP = re.compile(r"#\s*vime:\s*keep\b")
 
 
@@ -116,11 +119,23 @@ def parse(text: str) -> ast.Module:
         raise CannotParse(f"no valid Python: {error or 'nested too deeply'}") from error
 
 
+@contextmanager
+def deep_trees() -> Iterator[None]:
+    """Generated code nests deeper (a sum of 500 terms, an elif chain) than Python lets functions call each other."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def find(text: str, file: str = "<string>") -> Module:
     """Every leftover in ``text``. Raises CannotParse."""
-    tree = parse(text)
     try:
-        names = Names(tree)
+        with deep_trees():
+            tree = parse(text)
+            names = Names(tree)
     except RecursionError as error:
         raise CannotParse("nested too deeply to be read") from error
     hits = [*_calls(names), *_writes(names)]

@@ -42,7 +42,7 @@ def is_debug_run() -> bool:
 
 def is_ray_debug_run() -> bool:
     """Whether somebody asked for Ray's own debugger."""
-    return os.environ.get(RAY_DEBUG, "0") != "0" or os.environ.get(RAY_POST_MORTEM) == "1"
+    return os.environ.get(RAY_DEBUG) in ("1", "legacy") or os.environ.get(RAY_POST_MORTEM) == "1"
 
 
 def ignore(what: Ignored = Ignored()) -> None:
