@@ -86,13 +86,13 @@ def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     asked = {}
-    for node in sorted({m.node for m in members}):
+    for node in sorted({m.node for m in members if m.node}):
         rows = [vars(m) for m in members if m.node == node]
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
         asked[node] = ray.remote(look_here).options(**options).remote(rows, native)
     done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=REMOTE_SECONDS)
-    found = []
+    found = [Dump(m, problem=f"not reached: it runs on {m.host}") for m in members if not m.node]
     for node, answer in asked.items():
         on_node = [m for m in members if m.node == node]
         if answer not in done:
