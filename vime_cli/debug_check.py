@@ -60,7 +60,8 @@ def _judge(found: Checked, fix: bool) -> None:
     files = {one.file for one in found.leftovers}
     of = _count(found.num_files, "file")
     if found.not_checked and not found.num_files:
-        raise UsageError(f"nothing was checked: {_count(len(found.not_checked), 'file')} could not be read")
+        reasons = list(dict.fromkeys(reason for _, reason in found.not_checked))
+        raise UsageError(f"nothing was checked: {reasons[0] if len(reasons) == 1 else 'no file could be read'}")
     done = f"{found.num_removed} removed, " if fix else ""
     kept = f", {len(found.kept)} kept by # vime: keep" if found.kept else ""
     unread = f", {len(found.not_checked)} not checked" if found.not_checked else ""

@@ -1,4 +1,4 @@
-"""A breakpoint that was left in an actor's code, or in a process below it, does not hold it for ever (cases D01, D16)."""
+"""A breakpoint left in an actor's code, or in a process below it, does not hold it for ever (cases D01, D16)."""
 
 import os
 import subprocess

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from vime.debug.sources import check
+from vime.debug.sources import NO_FILE, check
 from vime.errors import UsageError
 
 LEFTOVER = "breakpoint()\n"
@@ -39,8 +39,10 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path):
 
 def test_paths_with_nothing_to_check_are_said(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="no Python file in it"):
-        check([str(tmp_path / "empty")])
+    (tmp_path / "a.py").write_text(LEFTOVER)
+    found = check([str(tmp_path / "a.py"), str(tmp_path / "empty")], fix=True)
+    assert found.num_removed == 1
+    assert [reason for _, reason in found.not_checked] == [NO_FILE]
     with pytest.raises(UsageError, match="no such file or folder"):
         check([str(tmp_path / "none.py")])
     with pytest.raises(UsageError, match="standard input cannot be written back"):

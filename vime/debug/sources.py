@@ -20,6 +20,8 @@ STDIN = "-"
 SKIPPED = frozenset({"__pycache__", "node_modules", "build", "dist"})
 """Folders that are not entered, besides hidden ones and virtual environments; one that is named itself always is."""
 
+NO_FILE = f"no Python file in it (not entered: hidden folders, {', '.join(sorted(SKIPPED))}, virtual environments)"
+
 
 @dataclass(frozen=True, slots=True)
 class Removed:
@@ -84,7 +86,7 @@ class Source:
 def check(paths: Sequence[str], stdin: bytes | None = None, fix: bool = False) -> Checked:
     """Check files and the ``*.py`` files below folders; with ``fix`` take out what can be taken out.
 
-    ``-`` stands for ``stdin``. Raises UsageError for a path that does not exist, or where there is nothing to check.
+    ``-`` stands for ``stdin``. Raises UsageError, before anything is written, for a path that does not exist.
     """
     found = Checked()
     _refuse(paths, fix)
@@ -100,9 +102,7 @@ def check(paths: Sequence[str], stdin: bytes | None = None, fix: bool = False) -
                 seen.add(real)
                 _read(found, file, real if fix else None)
         if found.num_files + len(found.not_checked) == before and not any(_is_below(s, path) for s in seen):
-            raise UsageError(
-                f"{path}: no Python file in it", f"not entered: hidden folders, {', '.join(sorted(SKIPPED))}"
-            )
+            found.not_checked.append((path, NO_FILE))
     return found
 
 
@@ -186,15 +186,17 @@ def _fixed(found: Checked, module: Module, source: Source, target: str) -> Modul
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write all of it or nothing, with the file's own mode."""
-    mode = stat.S_IMODE(path.stat().st_mode)
+    """Write all of it or nothing, with the file's own mode and owner."""
+    before = path.stat()
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(number, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, mode)
+        if os.geteuid() == 0:
+            os.chown(name, before.st_uid, before.st_gid)
+        os.chmod(name, stat.S_IMODE(before.st_mode))
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
