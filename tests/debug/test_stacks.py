@@ -128,10 +128,12 @@ def test_where_py_spy_may_not_or_does_not_answer_the_process_is_asked(start, tmp
 def test_a_process_that_does_not_answer_is_listed_as_such(start, monkeypatch):
     without_py_spy(monkeypatch)
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.3)
-    member = started(start, PREPARED + SLEEPER)
-    os.kill(member.pid, signal.SIGSTOP)
+    deaf = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [41])\n"
+    member = started(start, PREPARED + deaf + SLEEPER)
     assert dump(member).problem == "py-spy is not installed; it did not write its stacks within 0.3 s"
-    os.kill(member.pid, signal.SIGKILL)
+    os.kill(member.pid, signal.SIGSTOP)
+    os.waitpid(member.pid, os.WUNTRACED)
+    assert dump(member).problem == "is stopped, by SIGSTOP or by a debugger"
 
 
 def test_a_process_that_has_ended_is_listed_as_such():

@@ -63,6 +63,8 @@ def ranks(*stacks):
         (REWARD, "reward.py:12 score"),
         (GATHER, "wait <- waiting.py:24 gather"),
         (IDLE, "idle: no work"),
+        ([Frame("epoll_wait", "/usr/lib/libc.so.6", 0), Frame("run", "/x/ray/_raylet.so", 0), *IDLE], "idle: no work"),
+        ([Frame("select_poll_impl", "selectmodule.c", 2259), *GATHER], "wait <- waiting.py:24 gather"),
         (CORE_IDLE, "idle: no work"),
         (FREE_WORKER, "idle: no work"),
         ([Frame("lock", f"{SITE}/lib.py", 3)], "lock"),

@@ -66,13 +66,13 @@ def place_of(thread: Thread) -> Place:
     above = thread.frames if at is None else thread.frames[:at]
     if (collective := _collective(above)) is not None:
         return Place(own, collective, own is not None and is_users(own.file), is_waiting_for_others=True)
-    if own is None and functions & (RAY_IDLE | {"run_worker_loop"}) and _is_in_ray(thread.frames[0].file):
+    if own is None and functions & RAY_IDLE and _is_in_ray(_innermost(thread).file):
         return Place(None, is_idle=True)
     if functions & VLLM_IDLE and any("vllm/" in frame.file for frame in thread.frames):
         return Place(None, is_idle=True)
     if own is not None and own.name == "main" and own.file.endswith("vime/reward/worker.py"):
         return Place(own, is_idle=True)
-    call = next((f.name for f in above if f.name not in NOT_A_CALL and f.line), "")
+    call = next((f.name for f in above if f.name not in NOT_A_CALL and f.file.endswith(".py")), "")
     return Place(own, call, own is not None and is_users(own.file))
 
 
@@ -82,7 +82,7 @@ def _collective(above: Sequence[Frame]) -> str | None:
     if inside:
         outer = [frame for frame in above[inside[-1] :] if frame.name not in NOT_A_CALL]
         return next((frame.name for frame in outer if not frame.name.startswith("_")), outer[0].name)
-    leaf = next((frame for frame in above if frame.line), None)
+    leaf = next((frame for frame in above if frame.file.endswith(".py")), None)
     return leaf.name if leaf is not None and leaf.file.endswith(WAITS) else None
 
 
@@ -244,6 +244,11 @@ def short_lines(groups: Sequence[Group]) -> list[str]:
 def is_own(file: str) -> bool:
     """Whether a file is the user's or vime's."""
     return is_vimes(file) or is_users(file)
+
+
+def _innermost(thread: Thread) -> Frame:
+    """Of Python's frames; of all where there is none."""
+    return next((frame for frame in thread.frames if frame.file.endswith(".py")), thread.frames[0])
 
 
 def _is_in_ray(file: str) -> bool:

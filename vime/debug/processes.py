@@ -70,6 +70,11 @@ class Member:
         """Of a process of this machine: whether it still is the one that was noted down."""
         return self.boot == boot_id() and self.started > 0 and start_ticks(self.pid) == self.started
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it: it could not answer."""
+        return _stat(self.pid)[0] in "Tt"
+
 
 @dataclass
 class Roster:

@@ -76,6 +76,8 @@ def dump(member: Member, native: bool = False) -> Dump:
     """The stacks of one process of this machine."""
     if not member.is_alive:
         return Dump(member, problem="has ended")
+    if member.is_stopped:
+        return Dump(member, problem="is stopped, by SIGSTOP or by a debugger")
     if member.pid == os.getpid():
         return _first_main(Dump(member, tuple(own_threads()), "itself"))
     found = by_py_spy(member, native)
@@ -126,7 +128,7 @@ def by_py_spy(member: Member, native: bool = False) -> Dump:
         return Dump(member, problem=f"py-spy had no answer within {limit:g} s")
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return Dump(member, problem=f"py-spy: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        return Dump(member, problem=f"py-spy: {lines[0] if lines else f'exit code {done.returncode}'}")
     threads = [
         Thread(
             MAIN if t["os_thread_id"] == member.pid else t["thread_name"] or f"thread {t['thread_id']}",
