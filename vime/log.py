@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -52,6 +53,7 @@ def setup_logging(role: str = "driver", rank: int | None = None, stream: TextIO 
     logger.setLevel(level)
 
 
+@cache
 def answer_stack_requests() -> None:
     """Write the Python stacks of all threads into a file in memory, and go on, whenever STACKS_SIGNAL arrives.
 

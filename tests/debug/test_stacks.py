@@ -12,6 +12,7 @@ from vime.debug import stacks
 from vime.debug.everywhere import look
 from vime.debug.processes import FILE, Member, Roster, family
 from vime.debug.stacks import Frame, as_dict, dump, from_dict, in_full, own_threads, parse_faulthandler
+from vime.log import STACKS_FILE
 
 PREPARED = "from vime.log import answer_stack_requests; answer_stack_requests()\n"
 SLEEPER = """
@@ -193,3 +194,9 @@ def test_a_faulthandler_dump_is_read():
     assert (first.name, first.frames) == ("thread 1", (Frame("f", "/a b.py", 3),))
     assert (main.name, [frame.line for frame in main.frames]) == ("MainThread", [4, 5])
     assert parse_faulthandler("") == []
+
+
+def test_preparing_twice_takes_one_file(start):
+    member = started(start, PREPARED + PREPARED + SLEEPER)
+    files = [os.readlink(f"/proc/{member.pid}/fd/{number}") for number in os.listdir(f"/proc/{member.pid}/fd")]
+    assert len([file for file in files if STACKS_FILE in file]) == 1

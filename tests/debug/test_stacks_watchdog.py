@@ -221,3 +221,10 @@ def wait_for(condition, seconds=20.0):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert condition()
+
+
+def test_a_disk_that_is_full_hides_nothing(tmp_path):
+    watchdog, said = watchdog_of(tmp_path / "gone")
+    with pytest.raises(OutOfTime, match="no answer from rank 1"), watchdog.explaining():
+        raise OutOfTime("step: no answer from rank 1")
+    assert "cannot be written: No such file or directory" in said.getvalue()

@@ -126,6 +126,8 @@ def by_py_spy(member: Member, native: bool = False) -> Dump:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return Dump(member, problem=f"py-spy had no answer within {limit:g} s")
+    except OSError as error:
+        return Dump(member, problem=f"{program} cannot be run: {error.strerror}")
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return Dump(member, problem=f"py-spy: {lines[0] if lines else f'exit code {done.returncode}'}")

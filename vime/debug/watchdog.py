@@ -120,7 +120,10 @@ class Watchdog:
         """Say in short where every process is, and write it in full; returns the file."""
         name = self._phase.name if self._phase is not None else "starting"
         path = self.folder / f"stacks_{name}_{why}_{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        path.write_text(picture.in_full(), encoding="utf-8")
+        try:
+            path.write_text(picture.in_full(), encoding="utf-8")
+        except OSError as error:  # must not hide what hangs
+            self.say.warn(f"{path} cannot be written: {error.strerror}")
         self.say.note("where every process is:")
         for line in picture.short_lines():
             self.say.note(f"  {line}")
