@@ -199,6 +199,17 @@ def test_nothing_is_said_of_a_usual_run(tmp_path):
     assert "vime-watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_the_end_of_a_run_that_failed_is_not_disturbed(tmp_path):
+    """Its phase is over, however long the processes take to end."""
+    limits = {"generate": Limit("rollout.timeout_seconds", 0.05, overdue=0.1)}
+    watchdog, said = watchdog_of(tmp_path, limits=limits)
+    with watchdog.awake():
+        with pytest.raises(ValueError, match="first"), watchdog.explaining(), watchdog.phase("generate"):
+            raise ValueError("first")
+        time.sleep(0.3)  # a SIGTERM would end the tests
+    assert said.getvalue() == ""
+
+
 def test_a_plain_interrupt_stays_one(tmp_path):
     watchdog, _ = watchdog_of(tmp_path)
     with watchdog.awake(), pytest.raises(KeyboardInterrupt), watchdog.explaining():

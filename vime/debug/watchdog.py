@@ -48,6 +48,7 @@ class Phase:
     name: str
     started: float
     is_noticed: bool = False
+    is_over: bool = False
 
 
 @dataclass
@@ -77,16 +78,19 @@ class Watchdog:
             yield
         finally:
             self._ended.set()
+            self._returned.set()
             thread.join(LAST_RESORT_SECONDS)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """One phase of the loop goes on inside."""
-        started = time.monotonic()
-        self._phase = Phase(name, started)
-        yield
-        self._phase = None  # after an error it stays: that is the phase to speak of
-        self._seen.setdefault(name, []).append(time.monotonic() - started)
+        self._phase = phase = Phase(name, time.monotonic())
+        try:
+            yield
+        finally:
+            phase.is_over = True  # it still is the phase to speak of: what follows an error is its end
+        self._phase = None
+        self._seen.setdefault(name, []).append(time.monotonic() - phase.started)
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -96,15 +100,13 @@ class Watchdog:
         """
         try:
             yield
-        except OutOfTime as error:
-            if self._overdue is not None:
-                raise
-            raise self._explained(error) from error
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime) as error:
             self._returned.set()
-            if self._overdue is None:
-                raise
-            raise self._overdue from None
+            if self._overdue is not None:
+                raise self._overdue from None
+            if isinstance(error, OutOfTime):
+                raise self._explained(error) from error
+            raise
 
     def _explained(self, error: OutOfTime) -> OutOfTime:
         picture = self._look().with_main("driver", frames_of(error))
@@ -132,7 +134,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(self.look_seconds):
             phase = self._phase
-            if phase is None:
+            if phase is None or phase.is_over:
                 continue
             seconds = time.monotonic() - phase.started
             limit = self.limits.get(phase.name)
