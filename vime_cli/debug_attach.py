@@ -14,4 +14,4 @@ app.command("stacks")(stacks)
 
 @app.callback()
 def debug_attach() -> None:
-    """Find forgotten breakpoints; attach (to come)."""
+    """Find leftovers, show stacks; attach (to come)."""
