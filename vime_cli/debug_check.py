@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vime.debug.sources import Checked
 
 Paths = Annotated[
-    list[str], typer.Argument(metavar="PATHS...", help="Files, folders (their *.py files), or - for standard input.")
+    list[str], typer.Argument(metavar="PATHS", help="Files, folders (their *.py files), or - for standard input.")
 ]
 Fix = Annotated[
     bool, typer.Option("--fix", help="Take out what stands alone, and imports that nothing else uses; leave the rest.")
