@@ -16,7 +16,6 @@ import vime
 from vime.errors import UsageError
 from vime.reward.breakpoints import ignore
 
-
 LIBRARY_MARKS = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 """In the paths of files that are no user's, whatever Python they belong to."""
 
