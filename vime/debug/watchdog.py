@@ -120,7 +120,7 @@ class Watchdog:
 
     def _told(self, picture: Picture, why: str) -> Path:
         """Say in short where every process is, and write it in full; returns the file."""
-        name = self._phase.name if self._phase is not None else "starting"
+        name = self._phase.name if self._phase is not None else "run"
         path = self.folder / f"stacks_{name}_{why}_{time.strftime('%Y%m%d-%H%M%S')}.txt"
         try:
             path.write_text(picture.in_full(), encoding="utf-8")
