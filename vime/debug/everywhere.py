@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,22 +64,29 @@ def look_here(rows: Iterable[dict[str, Any]], native: bool) -> list[dict[str, An
 
 def _look_away(members: Sequence[Member], facts: Mapping[str, Any], native: bool) -> list[Dump]:
     """A task per node, over the connection that this process has, or one to the run's own cluster."""
+    if _is_connected():
+        return _ask_nodes(members, native)
+    address = facts.get("ray_address")
+    if not address:
+        return [Dump(m, problem=f"not reached: it runs on {m.host}") for m in members]
     import ray
 
-    address = facts.get("ray_address")
-    if not ray.is_initialized():
-        if not address:
-            return [Dump(m, problem=f"not reached: it runs on {m.host}") for m in members]
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
-            why = f"no connection to {address}: {str(error).splitlines()[0]}"
-            return [Dump(m, problem=f"not reached: it runs on {m.host}, and {why}") for m in members]
-        try:
-            return _ask_nodes(members, native)
-        finally:
-            ray.shutdown()
-    return _ask_nodes(members, native)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
+        why = f"no connection to {address}: {str(error).splitlines()[0]}"
+        return [Dump(m, problem=f"not reached: it runs on {m.host}, and {why}") for m in members]
+    try:
+        return _ask_nodes(members, native)
+    finally:
+        ray.shutdown()
+
+
+def _is_connected() -> bool:
+    """Whether this process has a part in a cluster. Where ray is not imported yet it stays so: a session that comes
+    later sets what ray reads on import.
+    """
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
 def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
@@ -107,6 +115,4 @@ def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
 
 def this_node() -> str:
     """Ray's id of this node; "" where this process has no part in a cluster."""
-    import ray
-
-    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    return sys.modules["ray"].get_runtime_context().get_node_id() if _is_connected() else ""
