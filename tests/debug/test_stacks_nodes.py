@@ -1,5 +1,6 @@
 """Processes that are on another node are reached through the run's own cluster."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from vime.cluster.session import RaySession
 from vime.config.schema import Config
 from vime.debug import everywhere
 from vime.debug.everywhere import look, this_node
-from vime.debug.processes import Member
+from vime.debug.processes import FILE, Member, Roster
 
 SLEEP = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
 
@@ -52,3 +53,26 @@ def test_a_node_that_is_not_there_and_one_that_does_not_answer_are_said(away, mo
     monkeypatch.setattr(everywhere, "REMOTE_SECONDS", 0.0)
     (found,) = look([away], {}).dumps
     assert found.problem == "not reached: elsewhere had no answer in 0 s"
+
+
+def test_the_command_joins_the_runs_own_cluster(session, away, tmp_path):
+    roster = Roster(tmp_path / FILE, facts={"ray_address": session.address})
+    roster.add([Member.here("driver"), away])
+    command = [sys.executable, "-m", "vime_cli", "debug-attach", "stacks", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    driver, rank = json.loads(done.stdout)["processes"]
+    assert (driver["name"], driver["host"]) == ("driver", Member.here("driver").host)
+    assert (rank["name"], rank["host"], rank["source"], rank["problem"]) == (
+        "trainer rank 1",
+        "elsewhere",
+        "py-spy",
+        "",
+    )
+
+
+def test_a_cluster_that_cannot_be_joined_is_said(away, tmp_path):
+    roster = Roster(tmp_path / FILE, facts={"ray_address": "127.0.0.1:1"})
+    roster.add([Member.here("driver"), away])
+    command = [sys.executable, "-m", "vime_cli", "debug-attach", "stacks", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "trainer rank 1: not reached: it runs on elsewhere, and no connection to 127.0.0.1:1: " in done.stdout

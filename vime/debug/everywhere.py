@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from vime.debug.processes import Member, family
 from vime.debug.stacks import MAIN, Dump, Frame, Thread, as_dict, dump_all, from_dict, in_full
 
 REMOTE_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ def _look_away(members: Sequence[Member], facts: Mapping[str, Any], native: bool
     import ray
 
     try:
+        host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()  # Ray itself would try for minutes
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
+    except (OSError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
         why = f"no connection to {address}: {str(error).splitlines()[0]}"
         return [Dump(m, problem=f"not reached: it runs on {m.host}, and {why}") for m in members]
     try:
