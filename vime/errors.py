@@ -51,5 +51,16 @@ class CheckFailed(VimeError):
     exit_code = EXIT_CHECK_FAILED
 
 
+class OutOfTime(VimeError):
+    """A wait reached its limit. ``culprit``: who is waited for and where, if the waiting side knows it itself."""
+
+    def __init__(self, message: str, hint: str | None = None, culprit: str = "") -> None:
+        super().__init__(message, hint)
+        self.culprit = culprit
+
+    def __reduce__(self):
+        return type(self), (self.message, self.hint, self.culprit)
+
+
 class PromptTooLong(VimeError):
     """One prompt leaves no room for a response; the others are not concerned."""

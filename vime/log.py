@@ -1,16 +1,19 @@
-"""Talk goes to stderr: log lines with the process's role and rank, and the progress of a run."""
+"""Talk goes to stderr: log lines with the process's role and rank, and the progress of a run; stacks, on request."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 LEVEL_VARIABLE = "VIME_LOG_LEVEL"
 BEAT_SECONDS = 30.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+STACKS_SIGNAL = 41
+"""A real-time signal: nothing else uses it, whereas Ray's libraries, job schedulers and users share SIGUSR1 and 2."""
+STACKS_FILE = "vime-stacks"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -45,6 +51,22 @@ def setup_logging(role: str = "driver", rank: int | None = None, stream: TextIO 
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level)
+
+
+@cache
+def answer_stack_requests() -> None:
+    """Write the Python stacks of all threads into a file in memory, and go on, whenever STACKS_SIGNAL arrives.
+
+    Nothing runs until then. Who asks reads the file as ``/proc/PID/fd/N``; it ends with the process, whatever ends it,
+    and its forks inherit both. Does nothing where there is no such file (Linux has it), or the signal is taken.
+    """
+    if not hasattr(os, "memfd_create") or signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL:
+        return
+    file = os.memfd_create(STACKS_FILE)
+    import fcntl
+
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    faulthandler.register(STACKS_SIGNAL, file, all_threads=True, chain=False)
 
 
 @dataclass

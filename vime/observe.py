@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from vime.align.coherence import Level
 from vime.align.examine import Examination
 from vime.align.first_step import engine_equals_trainer, reference_equals_policy
 from vime.config.schema import Config
+from vime.debug.processes import Roster
+from vime.debug.watchdog import Watchdog
 from vime.log import Phase, Progress
 from vime.metrics import Metrics
 from vime.models import load_spec
@@ -47,6 +49,7 @@ class Observer:
     examine: Callable[[RolloutBatch], Examination] | None = None
     examinations: list[Examination] = field(default_factory=list)
     summary: RolloutSummary = field(default_factory=RolloutSummary)  # filled where nothing is trained
+    watchdog: Watchdog | None = None
     _num_cached: tuple[int, int] | None = None
     _row: dict[str, Any] = field(default_factory=dict)
     _steps: list[StepStats] = field(default_factory=list)
@@ -54,11 +57,17 @@ class Observer:
     _phase: Phase | None = None
     _spread: SpreadWatch = field(default_factory=SpreadWatch)
 
+    @property
+    def roster(self) -> Roster | None:
+        """Where to note who is who, if anywhere."""
+        return None if self.watchdog is None else self.watchdog.roster
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time one phase of the loop; its seconds become ``perf/<name>_time``."""
         start = time.perf_counter()
-        with self.progress.phase(name) as self._phase:
+        watched = nullcontext() if self.watchdog is None else self.watchdog.phase(name)
+        with self.progress.phase(name) as self._phase, watched:
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 

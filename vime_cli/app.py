@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from vime.errors import EXIT_RUN_FAILED, VimeError
 from vime_cli import output
 from vime_cli.align_check import align_check
-from vime_cli.debug_attach import debug_attach
+from vime_cli.debug_attach import app as debug_attach
 from vime_cli.dump_weights import dump_weights
 from vime_cli.replay import replay
 from vime_cli.rollout import rollout
@@ -56,7 +56,7 @@ app.command("rollout")(rollout)
 app.command("replay")(replay)
 app.command("align-check")(align_check)
 app.command("dump-weights")(dump_weights)
-app.command("debug-attach")(debug_attach)
+app.add_typer(debug_attach, name="debug-attach")
 
 
 def _print_versions(is_asked: bool) -> None:

@@ -32,7 +32,7 @@ Inject = Annotated[
         "--inject",
         metavar="FAULT",
         help="Plant a fault in the replay, not in its reference, to see it found: loss-scale, shard-order, "
-        "dropped-sample.",
+        "dropped-sample, hung-rank.",
     ),
 ]
 

@@ -1,10 +1,17 @@
-"""``vime debug-attach``"""
+"""``vime debug-attach``: a group of commands, one file each."""
 
 from __future__ import annotations
 
-from vime.errors import UsageError
+import typer
+
+from vime_cli.debug_check import check
+from vime_cli.stacks import stacks
+
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app.command("check")(check)
+app.command("stacks")(stacks)
 
 
+@app.callback()
 def debug_attach() -> None:
-    """Attach a debugger to a running job (to come)."""
-    raise UsageError("vime debug-attach: not in this version yet")
+    """Find leftovers, show stacks; attach (to come)."""

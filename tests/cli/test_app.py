@@ -46,7 +46,7 @@ def test_help_names_the_six_commands():
     assert result.stdout.count("(to come)") == 3
 
 
-@pytest.mark.parametrize("name", ["align-check", "dump-weights", "debug-attach"])
+@pytest.mark.parametrize("name", ["align-check", "dump-weights"])
 def test_commands_to_come_say_so(name):
     result = vime(name)
     assert result.exit_code == 2

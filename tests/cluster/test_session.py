@@ -1,5 +1,6 @@
 """A private Ray cluster: on loopback, explained failures, first causes, nothing left behind."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from vime.cluster.last_words import read_fatal
 from vime.cluster.leftovers import remove_leftovers
 from vime.cluster.placement import place
 from vime.cluster.session import Process, RaySession, end_processes
@@ -31,6 +33,8 @@ class Worker:
             raise VimeError("weights hold a NaN", "look at the last step")
         if kind == "peer":
             raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+        if kind == "crash":
+            ctypes.string_at(0)
         if kind == "exit":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("odd number of heads")
@@ -91,6 +95,34 @@ def test_a_death_is_named(session):
     a, b = workers(session, 2)
     with pytest.raises(VimeError, match="step: rank 1 died"):
         gather({"rank 0": a.fail.remote("peer"), "rank 1": b.fail.remote("exit")}, 30, "step")
+
+
+def test_a_crash_in_native_code_is_named_with_its_place(session):
+    """Case T27: that an actor died is never all that is said."""
+    a, b = workers(session, 2)
+    with pytest.raises(VimeError) as error:
+        gather({"rank 0": a.fail.remote("peer"), "rank 1": b.fail.remote("crash")}, 30, "step")
+    line = Worker.fail.__code__.co_firstlineno + 6
+    assert error.value.message == f"step: rank 1 died: Segmentation fault at string_at <- test_session.py:{line} fail"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("all is well\n", ""),
+        ("Fatal Python error: Aborted\n", "Aborted"),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  no memory\n",
+            "terminate called after throwing an instance of 'std::bad_alloc' what(): no memory",
+        ),
+        (
+            'Fatal Python error: Bus error\n\nThread 0x1 (most recent call first):\n  File "/home/a.py", line 7 in f\n',
+            "Bus error at a.py:7 f",
+        ),
+    ],
+)
+def test_last_words(text, words):
+    assert read_fatal(text) == words
 
 
 def test_a_missing_answer_is_named_within_the_limit(session):

@@ -37,6 +37,9 @@ FAULTS: dict[str, Fault] = {
     "shard-order": Fault(
         Place.TRAINER, "tensor-parallel ranks hold each other's shard of one matrix", "parallel.tp >= 2"
     ),
+    "hung-rank": Fault(
+        Place.TRAINER, "data-parallel rank 1 never comes to the sum of the gradients", "parallel.dp >= 2"
+    ),
     "dropped-sample": Fault(Place.TRAINER, "data-parallel rank 1 trains on one sample less", "parallel.dp >= 2"),
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 from vime.cluster.engines import RayEngine
 from vime.cluster.trainer import RayTrainer
 from vime.config.schema import Config
-from vime.errors import VimeError
+from vime.errors import OutOfTime
 from vime.protocols import Rollouts, WeightTransport
 from vime.types import RolloutBatch, StepStats, WeightManifest
 
@@ -101,12 +101,12 @@ def _limit(trainer: RayTrainer) -> float:
 
 
 async def _all(engines: Sequence[RayEngine], limit_seconds: float, method: str, *args: Any) -> None:
-    """Call every engine at once. Raises VimeError if one does not answer in time."""
+    """Call every engine at once. Raises OutOfTime if one does not answer in time."""
     calls = asyncio.gather(*(getattr(engine, method)(*args) for engine in engines))
     try:
         await asyncio.wait_for(calls, limit_seconds)
     except TimeoutError as error:
-        raise VimeError(
+        raise OutOfTime(
             f"colocation: {method} of the engines did not end within {limit_seconds:g} s",
-            "look where their processes stand (py-spy dump), or raise weights.timeout_seconds",
+            "raise weights.timeout_seconds if the engines are merely slow",
         ) from error

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vime.cluster.session import RaySession
 from vime.cluster.waiting import explain, gather
 from vime.config.schema import Config
+from vime.debug.everywhere import this_node
+from vime.debug.processes import Member
+from vime.log import answer_stack_requests
+from vime.reward.breakpoints import ignore_in_worker
 from vime.types import Prompt, Sample, TensorEntry, WeightManifest
 
 CONCURRENT = {"max_concurrency": 10_000}  # requests in flight per engine; the engine itself queues
@@ -17,9 +22,16 @@ class EngineActor:
     """One engine in its own process. The backend is imported here, so the driver never loads vLLM."""
 
     def __init__(self, config: Config, index: int) -> None:
+        ignore_in_worker()
+        answer_stack_requests()
+        self.index = index
         from vime.backends.vllm.engine import VllmEngine
 
         self.engine = VllmEngine(config, index)
+
+    async def who(self) -> Member:
+        """This process; the engine's own are below it."""
+        return Member.here("engine", self.index, node=this_node())
 
     async def call(self, method: str, *args: Any) -> Any:
         return await getattr(self.engine, method)(*args)
@@ -87,11 +99,14 @@ class RayEngines:
 
     def begin(self) -> None:
         """Let every engine come up; ``wait`` for them before use."""
+        self._who = {e.name: e.actor.who.remote() for e in self.engines}
         self._starting = {e.name: e.actor.call.remote("start") for e in self.engines}
 
     def wait(self) -> list[dict[str, Any]]:
         """The engines' descriptions, in order, once all are up. Raises VimeError with the first cause."""
-        infos = gather(self._starting, self.config.cluster.start_timeout_seconds, "starting the engines")
+        limit, began = self.config.cluster.start_timeout_seconds, time.monotonic()
+        self._session.introduce(gather(self._who, limit, "starting the engines").values())
+        infos = gather(self._starting, max(1.0, began + limit - time.monotonic()), "starting the engines")
         for info in infos.values():
             self._session.watch(info["pids"])
         return [infos[e.name] for e in self.engines]

@@ -19,7 +19,10 @@ from typing import Any
 
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
 from vime.config.schema import Config
+from vime.debug.everywhere import this_node
+from vime.debug.processes import Member, Roster
 from vime.errors import UsageError, VimeError
+from vime.reward.breakpoints import hook_kept, ignore
 
 logger = logging.getLogger(__name__)
 END_SECONDS = 10.0
@@ -34,19 +37,27 @@ class RaySession:
     is_private: bool
     temp_dir: Path | None = None
     processes: set[Process] = field(default_factory=set)
+    roster: Roster = field(default_factory=Roster)
     _lock: int | None = None
     _actors: list[Any] = field(default_factory=list)
     _at_start: list[float] = field(default_factory=list)
 
     @classmethod
-    def start(cls, config: Config) -> RaySession:
+    def start(cls, config: Config, roster: Roster | None = None) -> RaySession:
+        """``roster``: where to note who is who; None: nowhere that others see."""
         address = config.cluster.ray_address or (os.environ.get("RAY_ADDRESS") if _inside_ray_job() else None)
         if left := remove_leftovers():
             logger.info("removed what killed runs left behind: %s", ", ".join(map(str, left)))
         on_termination = signal.getsignal(signal.SIGTERM)
         try:
-            session = cls._connect(address) if address else cls._embedded(config)
+            ignore()
+            with hook_kept():
+                session = cls._connect(address) if address else cls._embedded(config)
             session._at_start = session._devices()
+            session.roster = roster or session.roster
+            session.roster.write(ray_address=None if session.is_private else session.address)
+            if not session.is_private:
+                session.introduce([Member.here("driver", node=this_node())])
             return session
         finally:  # ray.init sets a handler of its own, which would end the run before it has cleaned up
             signal.signal(signal.SIGTERM, on_termination)
@@ -125,9 +136,14 @@ class RaySession:
         if self.is_private:
             self.processes.update(Process.of(pid) for pid in pids)
 
+    def introduce(self, members: Iterable[Member]) -> None:
+        """Note who is who: processes of the run, for whoever wants to know where they are."""
+        self.roster.add(members)
+
     def end_actors(self) -> None:
         """End what was started so far, and wait until what it held is free, or ``END_SECONDS`` are over."""
         self._kill_actors()
+        self.roster.drop("trainer", "engine")
         end_processes(self.processes, END_SECONDS)
         self.processes.clear()
         deadline = time.monotonic() + END_SECONDS

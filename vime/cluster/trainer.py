@@ -13,8 +13,12 @@ import numpy as np
 from vime.cluster.session import RaySession
 from vime.cluster.waiting import gather
 from vime.config.schema import Config
+from vime.debug.everywhere import this_node
+from vime.debug.processes import Member
 from vime.errors import VimeError
 from vime.forks import forking_dies_with_parent
+from vime.log import answer_stack_requests
+from vime.reward.breakpoints import ignore_in_worker
 from vime.train.packing import token_index
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData, WeightManifest
 
@@ -23,18 +27,20 @@ class TrainerActor:
     """One rank in its own process. The backend is imported here, so the driver never loads Megatron."""
 
     def __init__(self, config: Config, rank: int, world_size: int) -> None:
+        ignore_in_worker()
         os.environ["OMP_NUM_THREADS"] = str(config.cluster.threads_per_trainer)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.config, self.rank, self.world_size = config, rank, world_size
+        answer_stack_requests()
 
-    def address(self) -> tuple[str, int, int]:
-        """(host, free port, pid): where rank 0 can be met."""
+    def address(self) -> tuple[str, int, Member]:
+        """(host, free port, this process): where rank 0 can be met."""
         import ray
 
         host = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((host, 0))
-            return host, probe.getsockname()[1], os.getpid()
+            return host, probe.getsockname()[1], Member.here("trainer", self.rank, node=this_node())
 
     def start(self, host: str, port: int) -> dict[str, Any]:
         from vime.backends.megatron.rank import MegatronRank
@@ -87,7 +93,8 @@ class RayTrainer:
         """Build every rank; returns rank 0's description. Raises VimeError with the first cause."""
         limit = self.config.cluster.start_timeout_seconds
         met = self._all("address", limit=limit, what="starting the trainer", direct=True)
-        self._session.watch(pid for _, _, pid in met.values())
+        self._session.watch(member.pid for _, _, member in met.values())
+        self._session.introduce(member for _, _, member in met.values())
         host, port, _ = met["trainer rank 0"]
         started = self._all("start", host, port, limit=limit, what="starting the trainer", direct=True)
         return started["trainer rank 0"]

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vime.errors import VimeError
+from vime.cluster.last_words import last_words
+from vime.errors import OutOfTime, VimeError
 
 GRACE_SECONDS = 3.0  # after one failure, how long others may still report a better cause
 _PEER_LOSS = ("Connection closed by peer", "Connection reset by peer", "connection timed out", "Broken pipe")
@@ -33,9 +34,9 @@ def gather(refs: Mapping[str, Any], timeout_seconds: float, what: str) -> dict[s
     if failures:
         raise first_cause(failures, what)
     if pending:
-        raise VimeError(
+        raise OutOfTime(
             f"{what}: no answer from {', '.join(sorted(pending.values()))} within {timeout_seconds:g} s",
-            "raise the time limit if the work is merely slow; otherwise look where those processes stand (py-spy dump)",
+            "raise the time limit if the work is merely slow",
         )
     return results
 
@@ -54,8 +55,14 @@ def explain(name: str, error: BaseException, what: str) -> VimeError:
     if isinstance(cause, VimeError):
         return cause
     if isinstance(error, ray.exceptions.RayActorError):
+        if said := last_words(str(error)):
+            return VimeError(
+                f"{what}: {name} died: {said}",
+                "a crash in native code: a core dump shows its frames (ulimit -c unlimited)",
+            )
         return VimeError(
-            f"{what}: {name} died ({_one_line(error)})", "killed from outside, out of memory, or a crash in native code"
+            f"{what}: {name} died ({_one_line(error)})",
+            "it left no last words: killed from outside, or out of memory (dmesg tells)",
         )
     detail = f"{type(cause).__name__}: {_one_line(cause)}"
     return VimeError(f"{what}: {name} failed: {detail}", _raised_at(str(error)))

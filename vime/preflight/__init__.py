@@ -82,6 +82,7 @@ def _inputs(found: Preflight, loaded: Loaded, resume: str | None, start: int) ->
     start = num_rollouts_of(done[-1]) if done else start
     if c.needs_engines:
         found.add(check.chat_template(loaded))
+        found.add([], check.leftovers(loaded))
         found.add(check.reward_function(loaded))
     if not is_installed("numpy"):
         found.add([], ["algo.name, rollout.generate, prompt files and records: not checked, numpy is not installed"])

@@ -143,6 +143,18 @@ def estimator(loaded: Loaded) -> list[str]:
     return [loaded.line(Finding("algo.name", f"must be one of {', '.join(sorted(REGISTRY))}"))]
 
 
+def leftovers(loaded: Loaded) -> Iterator[str]:
+    """Forgotten breakpoints in the user's modules, before these are imported. They are ignored from here on."""
+    from vime.debug.user_modules import user_leftovers
+    from vime.reward.breakpoints import ignore
+
+    if loaded.concerns_invalid(["reward.name", "reward.function", "rollout.generate"]):
+        return
+    found = user_leftovers(loaded.config, [str(loaded.base_dir)])
+    ignore(found.ignored)
+    yield from found.warnings()
+
+
 def reward_function(loaded: Loaded) -> list[str]:
     """The user's reward can be imported and called. Runs the user's module."""
     from vime.reward import check

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 
 from vime.config import schema
 from vime.errors import UsageError, VimeError
+from vime.reward.breakpoints import Ignored
 from vime.reward.registry import needs_label, title
 from vime.reward.worker import START_TIMEOUT_SECONDS, Reply, Start
 from vime.types import Sample
@@ -32,14 +33,14 @@ class RewardPool:
     get ``reward.score_on_timeout`` and ``metadata["reward_timeout"] = True``, and ``counts["timeout"]`` grows.
     A function that raises, exits, crashes or returns something that is no finite number is a VimeError that names
     sample and function. ``import_paths`` (say, the folder of run.toml) and the current folder are importable in the
-    workers.
+    workers. ``ignored`` are breakpoints in the user's modules, which do nothing there.
     """
 
-    def __init__(self, config: schema.Reward, import_paths: Sequence[str] = ()) -> None:
+    def __init__(self, config: schema.Reward, import_paths: Sequence[str] = (), ignored: Ignored = Ignored()) -> None:
         """Starts the first worker, so that a bad function is a UsageError here and not later."""
         self.config = config
         self.counts: Counter[str] = Counter()
-        self._start = Start(config, tuple(import_paths))
+        self._start = Start(config, tuple(import_paths), ignored)
         self._lock = threading.Lock()
         self._alive: set[Worker] = set()
         self._is_closed = False

@@ -17,7 +17,9 @@ from typing import Any
 
 from vime.config import schema
 from vime.errors import UsageError
+from vime.log import answer_stack_requests
 from vime.reward import registry
+from vime.reward.breakpoints import Ignored, ignore
 from vime.reward.function import add_import_paths
 from vime.types import Sample
 
@@ -31,6 +33,7 @@ class Start:
 
     config: schema.Reward
     import_paths: tuple[str, ...]
+    ignored: Ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,11 @@ class Reply:
 
 def main(read_fd: int, write_fd: int) -> None:
     """Serve until the parent goes away."""
+    answer_stack_requests()
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())
     add_import_paths(start.import_paths)
+    ignore(Ignored((*start.ignored.calls, "pdb.set_trace"), start.ignored.places))  # nobody is at its standard input
     end_after(START_TIMEOUT_SECONDS + GRACE_SECONDS)
     try:
         score = registry.make(start.config)

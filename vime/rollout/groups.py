@@ -13,9 +13,10 @@ import numpy as np
 
 from vime.config.schema import Config
 from vime.data.problems import NUM_SHOWN
-from vime.errors import PromptTooLong, VimeError
+from vime.errors import OutOfTime, PromptTooLong, VimeError
 from vime.log import get_logger
 from vime.protocols import Reward, RolloutEngine
+from vime.rollout.awaited import awaited
 from vime.types import Prompt, Sample
 
 log = get_logger(__name__)
@@ -59,6 +60,10 @@ class GroupRunner:
         self._where: dict[int, str] = {}  # group id -> who has it now
         self._first_failure: tuple[str, Exception] | None = None
 
+    def pending(self) -> str:
+        """Group ids by who has them at this moment; "" while nothing runs. May be asked from another thread."""
+        return _pending(dict(self._where))
+
     async def run(
         self,
         prompts: Sequence[Prompt],
@@ -81,6 +86,7 @@ class GroupRunner:
             return []
         _, pending = await asyncio.wait(tasks, timeout=timeout_seconds, return_when=asyncio.FIRST_EXCEPTION)
         where, failure = dict(self._where), self._first_failure  # what cancelling brings forth is no cause
+        culprit = self._awaited(tasks) if pending else ""
         if pending:
             for task in pending:
                 task.cancel()
@@ -91,15 +97,21 @@ class GroupRunner:
         if failure is not None:
             raise _failure(*failure, where) from failure[1]
         if pending:
-            raise VimeError(
+            raise OutOfTime(
                 f"no complete rollout within rollout.timeout_seconds={self.config.rollout.timeout_seconds:g}; "
                 f"pending: {_pending(where)}",
                 "raise the limit, or lower rollout_batch_size or sampling.max_response_len",
+                culprit,
             )
         if where:
             text = f"{_pending(where)}: cancelled from within, without an answer"
             raise VimeError(text, "a function that cancels a task of its own must catch asyncio.CancelledError of it")
         return [task.result() for task in tasks]
+
+    def _awaited(self, tasks: Sequence[asyncio.Task[Outcome]]) -> str:
+        """Who is waited for, where that is the user's function; it is on no stack."""
+        at = "" if self.generate is None else awaited(tasks, asyncio.all_tasks())
+        return f"rollout.generate = {self.config.rollout.generate} waits at {at}" if at else ""
 
     async def _group(
         self, prompt: Prompt, seeds: Sequence[int], sampling: Mapping[str, Any] | None, progress: _Progress

@@ -56,6 +56,10 @@ class LiveRollouts:
         """One rollout. VimeError if an engine or the reward fails, time runs out, or refilling does not help."""
         return asyncio.run(self._produce(rollout_id))
 
+    def pending(self) -> str:
+        """Group ids by who has them at this moment; may be asked from another thread."""
+        return self._runner.pending()
+
     def state_dict(self) -> dict[str, Any]:
         return {"source": self._source.state_dict()}
 

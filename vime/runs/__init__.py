@@ -26,6 +26,7 @@ from vime.runs.planted import planted
 from vime.runs.regenerate import Regenerated
 from vime.runs.regenerate import regenerate as ask_again
 from vime.runs.result import RunResult, summarize
+from vime.runs.watched import watchdog
 from vime.types import CheckResult, Verdict
 
 NOT_COMPARED = CheckResult(
@@ -83,9 +84,11 @@ def _run(
         config = loaded.config
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
         observer = Observer(config, console, metrics, folder.evaluation, verify_first_step=checkpoint is None)
+        observer.watchdog = watchdog(command, config, folder, console)
+        stack.enter_context(observer.watchdog.awake())
         if comparison is not None:
             comparison.check()
-            stack.enter_context(comparison.held())
+            stack.enter_context(comparison.held(observer.watchdog))
             comparison.run_references()
         with started(loaded, observer, None if comparison is None else comparison.session) as parts:
             parts = parts if comparison is None else comparison.watched(parts)

@@ -19,6 +19,7 @@ from vime.align.tensors import TensorGap
 from vime.cluster.session import RaySession, num_processes
 from vime.config.load import Loaded
 from vime.config.schema import Config
+from vime.debug.watchdog import Watchdog
 from vime.errors import UsageError
 from vime.log import Progress
 from vime.metrics import Metrics
@@ -86,17 +87,20 @@ class Comparison:
     say: Progress
     outcomes: list[Compared] = field(default_factory=list)
     session: RaySession | None = None
+    watchdog: Watchdog | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, watchdog: Watchdog | None = None) -> Iterator[None]:
         """What a killed run left behind goes first, and everything at the end. Several runs share one Ray session."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             if self.against.references:
                 configs = [self.config, *(reference.config for reference in self.against.references)]
-                self.session = RaySession.start(max(configs, key=num_processes))
+                roster = None if watchdog is None else watchdog.roster
+                self.session = RaySession.start(max(configs, key=num_processes), roster)
                 stack.callback(self.session.close)
+            self.watchdog = watchdog
             yield
 
     def check(self) -> None:
@@ -149,6 +153,7 @@ class Comparison:
     def _run(self, reference: Loaded, trail: Trail) -> None:
         nowhere = lambda *_: self.folder / "none"  # noqa: E731 - nothing is evaluated in a replay
         observer = Observer(reference.config, self.say, Metrics([]), nowhere, verify_first_step=False)
+        observer.watchdog = self.watchdog
         with started(reference, observer, self.session) as parts:
             loop.run(reference.config, watched(parts, reference.config, trail), observer, self.ids.start)
 

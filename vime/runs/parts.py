@@ -25,6 +25,7 @@ from vime.config.load import Loaded, to_toml
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.debug.user_modules import user_leftovers
 from vime.errors import VimeError
 from vime.log import Progress
 from vime.loop import Evaluate, Parts
@@ -35,6 +36,7 @@ from vime.record.recorded import RecordedRollouts
 from vime.record.template import training_template
 from vime.record.training import write_training
 from vime.record.writer import RecordWriter
+from vime.reward.breakpoints import ignore
 from vime.reward.pool import RewardPool
 from vime.reward.registry import needs_label
 from vime.rollout.eval import eval_data, evaluate
@@ -43,6 +45,7 @@ from vime.rollout.prefix_cache import CountedRollouts
 from vime.run_folder import versions
 from vime.runs.external import introduce_servers, with_servers
 from vime.runs.trace import Trace, TracedTrainer, TracedTransport
+from vime.runs.watched import explaining
 from vime.types import RolloutBatch, RolloutHeader
 from vime.weights.manifest import manifest_digest
 from vime.weights.transport import ShmTransport
@@ -63,9 +66,9 @@ def started(loaded: Loaded, observer: Observer, session: RaySession | None = Non
             yield parts
         return
     with ExitStack() as stack:
-        with say.phase("starting"):
+        with say.phase("starting"), explaining(observer):
             if session is None:
-                session = RaySession.start(config)
+                session = RaySession.start(config, observer.roster)
                 stack.callback(session.close)
             else:
                 stack.callback(session.end_actors)
@@ -94,7 +97,8 @@ def started(loaded: Loaded, observer: Observer, session: RaySession | None = Non
         rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
         parts = _colocated(parts, trainer, engines) if is_shared else parts
-        yield _recorded(config, parts, trainer, stack)
+        with explaining(observer):
+            yield _recorded(config, parts, trainer, stack)
 
 
 @contextmanager
@@ -107,7 +111,8 @@ def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
         assert prompts is not None
         engines, infos = stack.enter_context(engines_alone(config, say, prompts.tokenizer))
         rollouts, evaluation = _rollouts(loaded, prompts, engines, infos, None, observer, stack)
-        yield Parts(rollouts, None, None, evaluation)
+        with explaining(observer):
+            yield Parts(rollouts, None, None, evaluation)
 
 
 @contextmanager
@@ -227,12 +232,17 @@ def _rollouts(
     introduce_prompts(observer.progress, prompts)
     observer.examine = _examiner(config, prompts, engines, infos[0])
     import_paths = [str(loaded.base_dir)]
-    reward = stack.enter_context(RewardPool(config.reward, import_paths))
+    ignored = user_leftovers(config, import_paths).ignored
+    ignore(ignored)
+    reward = stack.enter_context(RewardPool(config.reward, import_paths, ignored))
     header = with_servers(_header(config, prompts.tokenizer, infos[0]), infos)
     for engine in engines.engines:
         engine.tokenizer = prompts.tokenizer  # for user functions
     shared: dict[str, Any] = {"header": header, "on_progress": observer.on_progress, "import_paths": import_paths}
-    rollouts: Rollouts = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
+    live = LiveRollouts(config, prompts.source, engines.engines, reward, **shared)
+    if observer.watchdog is not None:
+        observer.watchdog.pending = live.pending
+    rollouts: Rollouts = live
     if config.debug.rollout_only:
         rollouts = CountedRollouts(rollouts, engines.engines, observer.on_counted)
     if config.debug.save_rollout_data is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from vime.errors import UsageError, VimeError
+from vime.errors import OutOfTime, UsageError, VimeError
 from vime.types import TensorEntry, WeightManifest
 from vime.weights.manifest import compare, compare_specs
 from vime.weights.shm import BufferPlan, SharedBuffer, WritePlan
@@ -149,9 +149,9 @@ class ShmTransport:
         try:
             return await asyncio.wait_for(call, self.timeout_seconds)
         except TimeoutError as error:
-            raise VimeError(
+            raise OutOfTime(
                 f"weight sync: {who} did not end {phase} within {self.timeout_seconds:g} s",
-                "look at its stack, or raise weights.timeout_seconds",
+                "raise weights.timeout_seconds if it is merely slow",
             ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -15,9 +16,10 @@ from vime.backends.megatron.build import Model
 from vime.backends.megatron.step import Learner
 from vime.types import TrainBatch
 
-LOSS_SCALE, SHARD_ORDER, DROPPED_SAMPLE = "loss-scale", "shard-order", "dropped-sample"
+LOSS_SCALE, SHARD_ORDER, DROPPED_SAMPLE, HUNG_RANK = "loss-scale", "shard-order", "dropped-sample", "hung-rank"
 RANK = 1
 """The data-parallel rank that the faults of the step are planted in."""
+HANG_SECONDS = 86_400.0
 
 
 def plant_in_weights(model: Model, names: Collection[str]) -> None:
@@ -27,7 +29,7 @@ def plant_in_weights(model: Model, names: Collection[str]) -> None:
 
 
 def plant_in_steps(learner: Learner, names: Collection[str]) -> None:
-    """``loss-scale`` and ``dropped-sample``, in the micro-batches of data-parallel rank 1."""
+    """``loss-scale``, ``dropped-sample`` and ``hung-rank``, in the micro-batches of data-parallel rank 1."""
     if parallel.dp_rank() != RANK:
         return
     for name, damage in DAMAGES.items():
@@ -52,6 +54,12 @@ def _count_twice(batches: list[TrainBatch]) -> list[TrainBatch]:
     return [replace(batch, loss_weight_T=2 * batch.loss_weight_T) for batch in batches]
 
 
+def _hang(batches: list[TrainBatch]) -> list[TrainBatch]:
+    """Longer than any limit; the run that ends ends it."""
+    time.sleep(HANG_SECONDS)
+    return batches
+
+
 def _drop_last(batches: list[TrainBatch]) -> list[TrainBatch]:
     """Without the last sample: its tokens stay in the pack, as padding would."""
     at = max(i for i, batch in enumerate(batches) if batch.sample_ids)
@@ -62,7 +70,7 @@ def _drop_last(batches: list[TrainBatch]) -> list[TrainBatch]:
 
 
 Damage = Callable[[list[TrainBatch]], list[TrainBatch]]
-DAMAGES: dict[str, Damage] = {LOSS_SCALE: _count_twice, DROPPED_SAMPLE: _drop_last}
+DAMAGES: dict[str, Damage] = {LOSS_SCALE: _count_twice, DROPPED_SAMPLE: _drop_last, HUNG_RANK: _hang}
 
 
 def _both(first: Damage, then: Damage) -> Damage:

@@ -23,6 +23,13 @@ from vime.models import layer_of, load_spec, megatron_name
 from vime.train.packing import pack_tokens, plan_micro_batches
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
 
+GRACE_SECONDS = 60.0
+
+
+def collective_limit(seconds: float) -> float:
+    """For a limit of the driver's wait, which sees all ranks and expires first, that of a collective."""
+    return seconds + min(GRACE_SECONDS, seconds / 2)
+
 
 class MegatronRank:
     """Rank ``rank`` of ``world_size`` trainer processes, which meet at ``master_addr:master_port``.
@@ -42,7 +49,7 @@ class MegatronRank:
             world_size,
             master_addr,
             master_port,
-            config.train.step_timeout_seconds,
+            collective_limit(config.train.step_timeout_seconds),
             config.run.seed,
         )
         self._offloaded: offload.Offloaded | None = None
