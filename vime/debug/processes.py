@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.errors import UsageError
-from vime.record.whole_file import whole_file
+from vime.files import whole_file
 
 FILE = "processes.json"
 FORMAT, SCHEMA_VERSION = "vime-processes", 1
