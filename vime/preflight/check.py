@@ -179,7 +179,8 @@ def generate_function(loaded: Loaded) -> Iterator[str]:
 
 def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
     """Records that would be written over, and records that are to be read and are not there."""
-    from vime.record import check_template, missing_problem, training_template
+    from vime.record import check_template, list_ids, missing_problem, training_template
+    from vime.record.template import has_placeholder
 
     c = loaded.config
     save, load = c.debug.save_rollout_data, c.debug.load_rollout_data
@@ -196,6 +197,8 @@ def record_files(loaded: Loaded, first_rollout_id: int) -> Iterator[str]:
             yield loaded.line(Finding("debug.save_rollout_data", f"and {len(found) - 5} more files exist already"))
     if load is not None and not _has_line(loaded, "debug.load_rollout_data"):
         problem = missing_problem(load, ids)
+        if problem is not None and has_placeholder(load) and list_ids(load):
+            problem += " (-n or --ids takes fewer)"
         yield from [loaded.line(Finding("debug.load_rollout_data", problem))] if problem else _record_problems(c, ids)
 
 

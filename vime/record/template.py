@@ -91,7 +91,7 @@ def missing_problem(template: str, rollout_ids: Iterable[int]) -> str | None:
     if not missing:
         return None
     existing = list_ids(template)
-    there = f"existing ids: {_ranges(existing)} (--ids or -n says which)" if existing else "there is no file for any id"
+    there = f"existing ids: {_ranges(existing)}" if existing else "there is no file for any id"
     return f"{template}: no file for rollout_id {_ranges(missing)}; {there}"
 
 
