@@ -1,5 +1,6 @@
 """A slice of ``make fuzz``, and proof that it finds what it looks for."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,12 +11,19 @@ import pytest
 SCRIPT = Path(__file__).parent / "fuzz_records.py"
 
 
-def fuzz(*arguments):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, timeout=240, check=False, capture_output=True, text=True)
+@pytest.fixture
+def fuzz(tmp_path):
+    """Runs the script; the inputs that it keeps lie in ``tmp_path``."""
+
+    def run(*arguments):
+        command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        return subprocess.run(command, timeout=240, check=False, capture_output=True, text=True, env=environment)
+
+    return run
 
 
-def test_mutated_records_are_refused_in_one_line_or_whole():
+def test_mutated_records_are_refused_in_one_line_or_whole(fuzz):
     done = fuzz("--inputs", 200, "--seed", 7)
     assert done.returncode == 0, done.stdout + done.stderr
     accepted, refused = map(
@@ -35,7 +43,7 @@ def test_mutated_records_are_refused_in_one_line_or_whole():
         ("accept", "raised AttributeError"),
     ],
 )
-def test_a_reader_with_a_fault_is_found(fault, message):
+def test_a_reader_with_a_fault_is_found(fuzz, fault, message):
     done = fuzz("--inputs", 12, "--plant", fault, "--limit", 0.2 if fault == "hang" else 10, "--seed", 3)
     assert done.returncode == 1, done.stdout + done.stderr
     assert message in done.stdout
