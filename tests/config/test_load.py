@@ -12,16 +12,6 @@ from vime.errors import ConfigError
 BASE = 'model.path = "model"\ndata.prompts = ["a.jsonl"]\n'
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text, name="run.toml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        return tmp_path / name
-
-    return write
-
-
 def problems(files, *overrides):
     with pytest.raises(ConfigError) as caught:
         load(files, overrides)
