@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vime.align.faults import Place, listed
 from vime.errors import UsageError
 from vime_cli.options import Call
 
@@ -31,8 +32,7 @@ Inject = Annotated[
     typer.Option(
         "--inject",
         metavar="FAULT",
-        help="Plant a fault in the replay, not in its reference, to see it found: loss-scale, shard-order, "
-        "dropped-sample, hung-rank.",
+        help=f"Plant a fault in the replay, not in its reference, to see it found: {listed(Place.TRAINER)}.",
     ),
 ]
 

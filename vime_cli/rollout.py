@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vime.align.faults import Place, listed
 from vime_cli import output
 from vime_cli.options import Arguments, AsJson, DryRun, PrintConfig, RayAddress, call
 from vime_cli.prepare import console, prepare
@@ -18,8 +19,8 @@ Inject = Annotated[
     typer.Option(
         "--inject",
         metavar="FAULT",
-        help="Plant a fault and see it caught: nan-weight, random-weights, zero-rotary, swapped-layers, "
-        "wrong-chat-template, base-model (may be repeated).",
+        help="Plant a fault and see it caught: "
+        f"{listed(Place.ENGINE, Place.PROMPTS, Place.CHECKPOINT)} (may be repeated).",
     ),
 ]
 Number = Annotated[

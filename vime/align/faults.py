@@ -44,6 +44,11 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def listed(*places: Place) -> str:
+    """The names of the faults that are planted in ``places``, for people."""
+    return ", ".join(name for name, fault in FAULTS.items() if fault.place in places)
+
+
 def is_in_engine(name: str) -> bool:
     """Whether fault ``name`` is planted in the engines."""
     return name in FAULTS and FAULTS[name].place == Place.ENGINE
