@@ -7,7 +7,7 @@ the tokens before it; index 0 of a sample has none and holds 0.0. Log-probs are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -315,7 +315,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One verdict: the measured number, its limit with the reason, the evidence, the likely cause, the next step."""
+    """One verdict: the measured number, its limit with the reason, the evidence, the likely cause, the next step.
+
+    follows   the failed check that explains this failure: a consequence, no finding of its own
+    numbers   plain data behind ``measured``, for JSON and plots
+    """
 
     name: str
     verdict: Verdict
@@ -324,3 +328,19 @@ class CheckResult:
     evidence: tuple[str, ...] = ()
     cause: str = ""
     next_step: str = ""
+    follows: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlignReport:
+    """What ``vime align-check`` found. ``seconds``: by the name of the check; ``environment``: facts and versions."""
+
+    checks: tuple[CheckResult, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> tuple[CheckResult, ...]:
+        """The failures that no other failure explains."""
+        return tuple(c for c in self.checks if c.verdict == Verdict.FAIL and not c.follows)

@@ -210,6 +210,10 @@ class Parallel(Section):
     """Layers of the last pipeline stage; None: even."""
     distributed_optimizer: bool = False
     """Shard the optimizer state over the data-parallel ranks."""
+    ep: Positive = 1
+    """Expert-parallel size: the experts of a mixture are spread over so many of the dp x cp ranks; divides dp x cp."""
+    etp: Positive | None = None
+    """Tensor-parallel size inside each expert; None: 1 where ep > 1, else tp."""
 
     @property
     def world_size(self) -> int:
@@ -219,8 +223,10 @@ class Parallel(Section):
 class Weights(Section):
     transport: Literal["shm"] = "shm"
     """How weights travel from trainer to engines; see ``vime/weights``."""
-    verify: Literal["full", "received"] = "full"
-    """full: digests of what the engine received and of what it holds; received: only the former."""
+    verify: Literal["full", "sampled", "received", "off"] = "full"
+    """What is digested at a sync: full, every tensor as the engine received it and as it holds it; sampled, so at the
+    first sync, later a tenth of the tensors each time, all of them in turn; received, never what it holds; off, none.
+    What a sync spends on this is reported."""
     timeout_seconds: Seconds = 300.0
     """Longest wait for one weight sync."""
 

@@ -1,0 +1,222 @@
+"""What a check of ``vime align-check`` may ask: the live trainer, the live engine, and what they did so far.
+
+The checks see these protocols only; ``vime.runs.bench`` fulfils them with real processes. A bench is lazy: what the
+first check asks for is done once and kept, so that ``--only`` does no more than it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vime.config.schema import Config
+from vime.errors import VimeError
+from vime.models import ModelSpec
+from vime.types import Prompt, RolloutBatch, Sample, StepStats, TrainData, WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """How a forward pass of the trainer differs from the run's own. None: as the run.
+
+    temperature                  divides the logits
+    max_tokens_per_micro_batch   packs hold at most so many tokens; 1: every sample alone
+    """
+
+    temperature: float | None = None
+    max_tokens_per_micro_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedParameter:
+    """One parameter on one rank after loading. ``expected``: digest of what the checkpoint has for it, worked out from
+    the files anew; ``digest``: of what the parameter holds; ``initial``: of what it held before loading.
+    """
+
+    name: str  # global Megatron name
+    rank: int
+    digest: str
+    expected: str
+    initial: str
+    sources: tuple[str, ...] = ()  # Hugging Face names
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """Experts that each token went to. layers: global ids [M]; experts_TMK int16, sorted along K."""
+
+    layers: tuple[int, ...]
+    experts_TMK: np.ndarray
+
+
+class TrainerSide(Protocol):
+    """All ranks of one trainer; every call is a collective."""
+
+    def accounting(self) -> Mapping[str, Sequence[str]]:
+        """By model (policy, reference), what loading said about each tensor of the folder, in lines."""
+
+    def loaded(self) -> list[LoadedParameter]:
+        """Every parameter of the policy on every rank, against the files of model.path. Before any step."""
+
+    def manifest(self) -> WeightManifest:
+        """Digests and norms of the exported weights under their Hugging Face names."""
+
+    def log_probs(self, batch: RolloutBatch, of: str = "policy", how: Forward = Forward()) -> np.ndarray:
+        """float32 [T] of the sampled tokens, nats, 0.0 at each first token. ``of``: policy or ref."""
+
+    def outputs(self, token_ids: np.ndarray, points: Sequence[str], of: str = "policy") -> Mapping[str, np.ndarray]:
+        """float32 [L, width] of the named points (``vime.align.points``) in one forward of one sequence."""
+
+    def routing(self, batch: RolloutBatch) -> Routing:
+        """UsageError for a model without experts."""
+
+    def step(self, data: TrainData) -> StepStats: ...
+
+    def write_tensors(self, of: str, folder: Path | None, version: int) -> WeightManifest:
+        """Digests of the ``weights``, or of the ``gradients`` of the last step; ``folder``: written there too."""
+
+    def memory(self) -> Mapping[str, Mapping[str, int]]:
+        """Bytes by process and kind, see ``device.memory``."""
+
+    def save(self, path: str, state: dict[str, Any]) -> None: ...
+
+    def load(self, path: str) -> dict[str, Any]: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What is really running: layers, attention backend, dtypes, layout."""
+
+    def plant(self, fault: str) -> str:
+        """Plant a fault of ``vime.align.faults``; returns in words what was changed."""
+
+    def heal(self) -> None:
+        """Undo what was planted: weights, optimizer and reference as they were before."""
+
+
+class EngineSide(Protocol):
+    """The engines; where one answers for all it is the first. Answers do not return before all are there."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Mapping[str, Any] | None = None
+    ) -> list[list[Sample]]:
+        """Samples of every prompt, one per seed; all requests at once."""
+
+    def score(self, sequences: Sequence[np.ndarray], at_once: int | None = None) -> list[np.ndarray]:
+        """float32 [L] log-probs of each sequence at temperature 1 by a fresh forward, ``at_once`` of them together."""
+
+    def manifest(self, view: str) -> WeightManifest:
+        """``engine-received`` (of the last sync) or ``engine-held``. UsageError where no worker holds whole tensors."""
+
+    def changed_buffers(self) -> Mapping[str, list[list[str]]]:
+        """By engine and rank, the buffers that are not what they were when the engine started."""
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def prefix_cache(self) -> tuple[int, int]:
+        """Prompt tokens so far, and how many of them were found in the prefix cache."""
+
+    def reset_prefix_cache(self) -> None: ...
+
+    def outputs(self, token_ids: np.ndarray, points: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """As ``TrainerSide.outputs``."""
+
+    def routing(self, batch: RolloutBatch) -> Routing: ...
+
+    def memory(self) -> Mapping[str, Mapping[str, int]]: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Sampling options in effect with origins, log-prob mode, dtypes (weights, head), caching, versions."""
+
+    def plant(self, fault: str) -> str: ...
+
+    def heal(self) -> None:
+        """Undo what was planted, but for weights, which the next sync carries."""
+
+
+class Unavailable(VimeError):
+    """A fact of the bench that failed for an earlier check; what rests on it is NOT TESTED."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """One optimizer step of the walk, with what went before and after.
+
+    batch            the rollout, sampled by the engine with the trainer's weights before the step
+    log_probs_T, ref_log_probs_T   before the step
+    gradients        folder of the gradients (Hugging Face names, safetensors); None where they cannot be read
+    before, after    the trainer's weights
+    memory           by phase of this round (generate, log_probs, train, sync), bytes by process and kind
+    """
+
+    batch: RolloutBatch
+    log_probs_T: np.ndarray
+    ref_log_probs_T: np.ndarray | None
+    data: TrainData
+    stats: StepStats
+    gradients: Path | None
+    before: WeightManifest
+    after: WeightManifest
+    memory: Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
+class Bench(Protocol):
+    """Everything a check may use. Properties are computed once, in the order of the walk, and raise ``Unavailable``
+    if an earlier check met their failure already.
+    """
+
+    config: Config
+    spec: ModelSpec
+    folder: Path  # scratch, removed at the end
+    is_live: bool  # False: --from-record, there is no engine and no rollout but the recorded one
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def trainer(self) -> TrainerSide: ...
+
+    @property
+    def engine(self) -> EngineSide: ...
+
+    @property
+    def checkpoint(self) -> WeightManifest:
+        """The tensors of model.path in the trainer's dtype."""
+
+    @property
+    def synced(self) -> WeightManifest:
+        """The first sync, trainer -> engines (version 0): the trainer's manifest."""
+
+    def sync(self) -> WeightManifest:
+        """The trainer's present weights into the engines once more; the trainer's manifest."""
+
+    @property
+    def batch(self) -> RolloutBatch:
+        """A real rollout with the synced weights and the run's sampling options, or the recorded one."""
+
+    @property
+    def log_probs_T(self) -> np.ndarray:
+        """The policy's, of ``batch``."""
+
+    @property
+    def ref_log_probs_T(self) -> np.ndarray | None: ...
+
+    @property
+    def first(self) -> Learned:
+        """The first optimizer step, on ``batch``."""
+
+    @property
+    def second(self) -> Learned:
+        """Sync, a second rollout, the second step."""
+
+    def reference_gradients(self) -> Path:
+        """Gradients of the first step in a layout of one process, of the same weights and data."""
+
+    def resumed(self) -> Path:
+        """Save after the second step, go on, load again, sync; returns the checkpoint. Trainer and engines have it."""
+
+    def say(self, text: str) -> None: ...

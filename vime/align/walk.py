@@ -1,0 +1,89 @@
+"""The guide's walk: every check in its order, nothing stopped that can still be learned from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from vime.align.bench import Bench, Unavailable
+from vime.errors import UsageError, VimeError
+from vime.types import AlignReport, CheckResult, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the walk.
+
+    name      what ``--only`` and ``--skip`` call it
+    step      its place in the walk: "1", "8c"
+    title     what it finds out, for people
+    guide     the line of the debug guide that it answers
+    run       the check itself
+    is_live   it needs a live engine; with ``--from-record`` it is skipped
+    explained_by   checks whose failure explains a failure of this one
+    """
+
+    name: str
+    step: str
+    title: str
+    guide: str
+    run: Callable[[Bench], CheckResult]
+    is_live: bool = False
+    explained_by: tuple[str, ...] = ()
+
+
+def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> list[Check]:
+    """The checks that are asked for, in their order. UsageError for a name or step that is none."""
+    known = {check.name for check in checks} | {check.step for check in checks}
+    if unknown := [name for name in (*only, *skip) if not _is_known(name, known)]:
+        names = ", ".join(f"{check.step} {check.name}" for check in checks)
+        raise UsageError(f"{unknown[0]!r} is no check", f"known: {names}")
+    return [c for c in checks if (not only or _is_one_of(c, only)) and not _is_one_of(c, skip)]
+
+
+def _is_known(name: str, known: set[str]) -> bool:
+    return name in known or any(step.rstrip("abcdefghijklmnop") == name for step in known)
+
+
+def _is_one_of(check: Check, names: Sequence[str]) -> bool:
+    return check.name in names or check.step in names or check.step.rstrip("abcdefghijklmnop") in names
+
+
+def walk(
+    checks: Sequence[Check], bench: Bench, hear: Callable[[Check, CheckResult | None], None] = lambda *_: None
+) -> AlignReport:
+    """Run ``checks`` in order. ``hear`` is told of each before (None) and after it ran."""
+    results: list[CheckResult] = []
+    seconds: dict[str, float] = {}
+    for check in checks:
+        hear(check, None)
+        began = time.perf_counter()
+        result = replace(_result(check, bench), name=check.name)
+        result = replace(result, follows=_explanation(check, result, results))
+        seconds[check.name] = time.perf_counter() - began
+        results.append(result)
+        hear(check, result)
+    return AlignReport(tuple(results), {}, seconds)
+
+
+def _result(check: Check, bench: Bench) -> CheckResult:
+    if check.is_live and not bench.is_live:
+        return CheckResult(check.name, Verdict.SKIP, cause="needs a live engine; the rollout is a recorded one")
+    try:
+        return check.run(bench)
+    except Unavailable as error:
+        return CheckResult(check.name, Verdict.NOT_TESTED, cause=error.message)
+    except VimeError as error:
+        return CheckResult(
+            check.name, Verdict.FAIL, error.message.splitlines()[0], "", tuple(error.message.splitlines()[1:6]),
+            "what this check asked for could not be done", error.hint or "see the error",
+        )  # fmt: skip
+
+
+def _explanation(check: Check, result: CheckResult, before: Sequence[CheckResult]) -> str:
+    """The earlier failure that explains this one; of several, the first in the walk."""
+    if result.verdict != Verdict.FAIL or result.follows:
+        return result.follows
+    failed: Iterator[str] = (r.name for r in before if r.verdict == Verdict.FAIL and not r.follows)
+    return next((name for name in failed if name in check.explained_by), "")
