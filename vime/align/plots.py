@@ -68,7 +68,7 @@ def scatter(
     texts: Mapping[str, Sequence[str]] | None = None, limit: float | None = None, limit_text: str = "",
     is_log: bool = True,
 ) -> Plot:  # fmt: skip
-    """One point per value, series by name: differences of tokens. ``at``: where they stand along x; without it 0, 1, ...
+    """One point per value, series by name: differences of tokens. ``at``: where they stand along x; else 0, 1, ...
 
     ``texts``: by the name of the series, what each point is, such as its token.
     """
