@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from vime.backends.vllm.remote import RemoteEngines
 from vime.cluster import colocated
 from vime.cluster.colocated import ColocatedRollouts, ColocatedTrainer, ColocatedTransport
 from vime.cluster.engines import RayEngines
-from vime.cluster.placement import place
+from vime.cluster.placement import Placement, place
 from vime.cluster.session import RaySession
 from vime.cluster.trainer import RayTrainer
 from vime.config.load import Loaded, to_toml
@@ -67,38 +67,66 @@ def started(loaded: Loaded, observer: Observer, session: RaySession | None = Non
         return
     with ExitStack() as stack:
         with say.phase("starting"), explaining(observer):
-            if session is None:
-                session = RaySession.start(config, observer.roster)
-                stack.callback(session.close)
-            else:
-                stack.callback(session.end_actors)
-            placement = place(config, session.resources())
-            for text in placement.warnings:
-                say.warn(text)
-            # What only the driver does goes on while trainer and engines come up. Not while Ray does, which all else
-            # waits for: importing transformers in a second thread takes processor time from its start.
-            reader = stack.enter_context(ThreadPoolExecutor(1))
-            engines = RayEngines(config, session, placement.engine_options) if config.needs_engines else None
-            if engines is not None:
-                engines.begin()
-            prompts = reader.submit(_read_prompts, config)
+            begun = begin(config, observer, stack, session)
+            engines, prompts = begun.engines, begun.prompts
             is_shared = config.cluster.colocate and engines is not None and config.needs_trainer
             infos: list[dict[str, Any]] = []
             if engines is not None and is_shared:  # the devices hold one side at a time
-                infos = _up(engines, say, stack)
+                infos = up(engines, say, stack)
                 colocated.begin(engines.engines, config)
-            trainer = RayTrainer(config, session, placement.trainer_options) if config.needs_trainer else None
+            trainer = begun.new_trainer() if config.needs_trainer else None
             if trainer is not None:
                 introduce_trainer(say, trainer.start())
             prompts.result()  # bad prompts end the run before it waits for the engines
             if engines is not None and not is_shared:
-                infos = _up(engines, say, stack)
-        transport = _transport(config, trainer, engines, say, stack)
-        rollouts, evaluation = _rollouts(loaded, prompts.result(), engines, infos, transport, observer, stack)
+                infos = up(engines, say, stack)
+        transport = transport_of(config, trainer, engines, say, stack)
+        rollouts, evaluation = rollouts_of(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
         parts = _colocated(parts, trainer, engines) if is_shared else parts
         with explaining(observer):
             yield _recorded(config, parts, trainer, stack)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A Ray session in which the engines come up, while the driver reads the prompts. No engine has answered yet."""
+
+    config: Config
+    session: RaySession
+    placement: Placement
+    engines: RayEngines | None
+    prompts: Future[Prompts | None]
+
+    def new_trainer(self) -> RayTrainer:
+        """Its processes; they build nothing before ``start``."""
+        return RayTrainer(self.config, self.session, self.placement.trainer_options)
+
+
+def begin(
+    config: Config,
+    observer: Observer,
+    stack: ExitStack,
+    session: RaySession | None = None,
+    with_engines: bool = True,
+) -> Begun:
+    """``session``: one of the caller's, which goes on after ``stack``, instead of one that ends with it."""
+    if session is None:
+        session = RaySession.start(config, observer.roster)
+        stack.callback(session.close)
+    else:
+        stack.callback(session.end_actors)
+    placement = place(config, session.resources())
+    for text in placement.warnings:
+        observer.progress.warn(text)
+    # What only the driver does goes on while trainer and engines come up. Not while Ray does, which all else waits for:
+    # importing transformers in a second thread takes processor time from its start.
+    reader = stack.enter_context(ThreadPoolExecutor(1))
+    engines = None
+    if config.needs_engines and with_engines:
+        engines = RayEngines(config, session, placement.engine_options)
+        engines.begin()
+    return Begun(config, session, placement, engines, reader.submit(_read_prompts, config))
 
 
 @contextmanager
@@ -110,7 +138,7 @@ def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
             prompts = _read_prompts(config)
         assert prompts is not None
         engines, infos = stack.enter_context(engines_alone(config, say, prompts.tokenizer))
-        rollouts, evaluation = _rollouts(loaded, prompts, engines, infos, None, observer, stack)
+        rollouts, evaluation = rollouts_of(loaded, prompts, engines, infos, None, observer, stack)
         with explaining(observer):
             yield Parts(rollouts, None, None, evaluation)
 
@@ -136,11 +164,11 @@ def engines_alone(
                     say.warn(text)
                 found = RayEngines(config, session, placement.engine_options)
                 found.begin()
-                infos = _up(found, say, stack)
+                infos = up(found, say, stack)
         yield found, infos
 
 
-def _up(engines: RayEngines, say: Progress, stack: ExitStack) -> list[dict[str, Any]]:
+def up(engines: RayEngines, say: Progress, stack: ExitStack) -> list[dict[str, Any]]:
     """Wait for the engines, see to their end, introduce them."""
     infos = engines.wait()
     stack.enter_context(_ended(engines))
@@ -215,7 +243,7 @@ def _read_prompts(config: Config) -> Prompts | None:
     return Prompts(tokenizer, source, evaluation)
 
 
-def _rollouts(
+def rollouts_of(
     loaded: Loaded,
     prompts: Prompts | None,
     engines: RayEngines | RemoteEngines | None,
@@ -290,7 +318,7 @@ class SavedRollouts:
         self.inner.load_state_dict(state)
 
 
-def _transport(
+def transport_of(
     config: Config, trainer: RayTrainer | None, engines: RayEngines | None, say: Progress, stack: ExitStack
 ) -> ShmTransport | None:
     if trainer is None or engines is None:
