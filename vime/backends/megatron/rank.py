@@ -93,6 +93,9 @@ class MegatronRank:
             else "torch SDPA",
             "device": device.kind(),
             "dtype": self.config.model.dtype,
+            "head_dtype": self.config.model.dtype,  # Megatron's output layer has the type of all weights
+            "logits_dtype": self.config.model.dtype,
+            "log_softmax_dtype": "float32",  # of ``log_probs``, whatever the logits are
             "layout": parallel.describe(self.config.parallel),
             "family": self.spec.family,
             "num_parameters": self.spec.num_parameters,

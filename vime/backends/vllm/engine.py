@@ -115,6 +115,30 @@ class VllmEngine:
             "pids": self.pids,
         }
 
+    async def describe(self) -> dict[str, Any]:
+        """What is in effect now, read from the live engine rather than from the configuration.
+
+        sampling, sampling_origin   every option of the next request, under our names, and where it comes from
+        log_probs_mode              vLLM's name of what it reports: processed_logprobs, raw_logprobs
+        dtype, head_dtype, logits_dtype, log_softmax_dtype   of weights and of the last steps of the computation
+        prefix_caching, block_size, max_model_len            block_size: tokens per block of the cache
+        """
+        import vllm
+
+        options, origins = effective_options(self.sampling, self._stop)
+        found = self._require_started().vllm_config
+        facts = (await self._rpc("vime_facts"))[0]
+        return {
+            **facts,
+            "sampling": options,
+            "sampling_origin": origins,
+            "log_softmax_dtype": "float32",  # the sampler's own, whatever the logits are
+            "prefix_caching": bool(found.cache_config.enable_prefix_caching),
+            "block_size": found.cache_config.block_size,
+            "max_model_len": self.max_model_len,
+            "vllm_version": vllm.__version__,
+        }
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the engine-core processes."""
@@ -230,6 +254,8 @@ class VllmEngine:
             detokenize=False,
         )
         output = await self._request(request_id, ids[:-1], params)
+        if output.num_cached_tokens:
+            raise VimeError(f"engine {self.index}: {output.num_cached_tokens} tokens to score were read from the cache")
         first, last = output.prompt_logprobs, output.outputs[0].logprobs
         values = [*first.logprobs, *last.logprobs[1:]]
         _, log_probs = response_arrays(request_id, ids[1:], values, [*first.token_ids, *last.token_ids[1:]])

@@ -19,6 +19,11 @@ from vime.weights.shm import BufferPlan, SharedBuffer
 Row = Sequence[Any]  # (name, shape, dtype): what survives vLLM's message format
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Our name of a torch dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def entries_of(rows: Sequence[Row]) -> list[TensorEntry]:
     return [TensorEntry(name, tuple(shape), dtype) for name, shape, dtype in rows]
 
@@ -37,6 +42,18 @@ class WorkerExtension:
         """Parameters without elements: weights that something has hidden or freed."""
         return [name for name, p in self.vime_model().named_parameters() if p.numel() == 0]
 
+    def vime_facts(self) -> dict[str, str]:
+        """Log-prob mode and dtypes of the live model, see ``VllmEngine.describe``."""
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        model = self.vime_model()
+        weights = sorted({dtype_name(p.dtype) for p in model.parameters()})
+        processor = next(m for m in model.modules() if isinstance(m, LogitsProcessor))
+        own = dtype_name(model.lm_head.weight.dtype)  # type: ignore[union-attr, arg-type]
+        head = own if processor.head_dtype is None else dtype_name(processor.head_dtype)
+        mode = self.model_runner.sampler.logprobs_mode  # type: ignore[attr-defined]
+        return {"dtype": ", ".join(weights), "head_dtype": head, "logits_dtype": head, "log_probs_mode": mode}
+
     def vime_trace(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Trace the loader over these tensors and keep the layout.
 
@@ -50,7 +67,7 @@ class WorkerExtension:
         self._vime_specs = {s.name: s for s in specs}
         for name, regions in self._vime_layout.regions.items():
             if regions:
-                dtype = str(tensors[regions[0].parameter].dtype).removeprefix("torch.")
+                dtype = dtype_name(tensors[regions[0].parameter].dtype)
                 self._vime_specs[name] = replace(self._vime_specs[name], dtype=dtype)
         return {
             "regions": {
