@@ -16,6 +16,7 @@ import numpy as np
 from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.models import ModelSpec
+from vime.train.packing import token_index
 from vime.types import Prompt, RolloutBatch, Sample, StepStats, TrainData, WeightManifest
 
 
@@ -31,6 +32,9 @@ class Forward:
     max_tokens_per_micro_batch: int | None = None
 
 
+AS_THE_RUN = Forward()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedParameter:
     """One parameter on one rank after loading. ``expected``: digest of what the checkpoint has for it, worked out from
@@ -43,6 +47,7 @@ class LoadedParameter:
     expected: str
     initial: str
     sources: tuple[str, ...] = ()  # Hugging Face names
+    of: str = "policy"  # or ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +58,17 @@ class Routing:
     experts_TMK: np.ndarray
 
 
+def joined_routing(batch: RolloutBatch, parts: Sequence[tuple[np.ndarray, Routing]]) -> Routing:
+    """One routing of the whole batch from those of (rows of the batch, some layers), whoever answered for them."""
+    layers = sorted({layer for _, routing in parts for layer in routing.layers})
+    width = parts[0][1].experts_TMK.shape[2]
+    experts_TMK = np.full((batch.num_tokens, len(layers), width), -1, np.int16)
+    for rows, routing in parts:
+        where_M = np.array([layers.index(layer) for layer in routing.layers])
+        experts_TMK[np.ix_(token_index(batch.offsets, rows), where_M)] = routing.experts_TMK
+    return Routing(tuple(layers), experts_TMK)
+
+
 class TrainerSide(Protocol):
     """All ranks of one trainer; every call is a collective."""
 
@@ -60,12 +76,12 @@ class TrainerSide(Protocol):
         """By model (policy, reference), what loading said about each tensor of the folder, in lines."""
 
     def loaded(self) -> list[LoadedParameter]:
-        """Every parameter of the policy on every rank, against the files of model.path. Before any step."""
+        """Every parameter of policy and reference on every rank, against the files of its folder. Before any step."""
 
     def manifest(self) -> WeightManifest:
         """Digests and norms of the exported weights under their Hugging Face names."""
 
-    def log_probs(self, batch: RolloutBatch, of: str = "policy", how: Forward = Forward()) -> np.ndarray:
+    def log_probs(self, batch: RolloutBatch, of: str = "policy", how: Forward = AS_THE_RUN) -> np.ndarray:
         """float32 [T] of the sampled tokens, nats, 0.0 at each first token. ``of``: policy or ref."""
 
     def outputs(self, token_ids: np.ndarray, points: Sequence[str], of: str = "policy") -> Mapping[str, np.ndarray]:
@@ -109,6 +125,9 @@ class EngineSide(Protocol):
 
     def manifest(self, view: str) -> WeightManifest:
         """``engine-received`` (of the last sync) or ``engine-held``. UsageError where no worker holds whole tensors."""
+
+    def manifests(self) -> Mapping[str, tuple[WeightManifest, WeightManifest | None]]:
+        """Of the last sync, by engine: what it received and, where that was read back, what it held after it."""
 
     def changed_buffers(self) -> Mapping[str, list[list[str]]]:
         """By engine and rank, the buffers that are not what they were when the engine started."""

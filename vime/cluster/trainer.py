@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vime.align.bench import AS_THE_RUN, Forward, LoadedParameter, Routing, joined_routing
 from vime.cluster.session import RaySession
 from vime.cluster.waiting import gather
 from vime.config.schema import Config
@@ -42,10 +44,10 @@ class TrainerActor:
             probe.bind((host, 0))
             return host, probe.getsockname()[1], Member.here("trainer", self.rank, node=this_node())
 
-    def start(self, host: str, port: int) -> dict[str, Any]:
+    def start(self, host: str, port: int, keeps_initial: bool) -> dict[str, Any]:
         from vime.backends.megatron.rank import MegatronRank
 
-        self.backend = MegatronRank(self.config, self.rank, self.world_size, host, port)
+        self.backend = MegatronRank(self.config, self.rank, self.world_size, host, port, keeps_initial)
         return self.backend.describe()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -89,22 +91,25 @@ class RayTrainer:
         self._session = session
         self._put: tuple[RolloutBatch, Any] | None = None
 
-    def start(self) -> dict[str, Any]:
-        """Build every rank; returns rank 0's description. Raises VimeError with the first cause."""
+    def start(self, keeps_initial: bool = False) -> dict[str, Any]:
+        """Build every rank; returns rank 0's description. Raises VimeError with the first cause.
+
+        ``keeps_initial``: digest every parameter before it is loaded, for ``loaded``.
+        """
         limit = self.config.cluster.start_timeout_seconds
         met = self._all("address", limit=limit, what="starting the trainer", direct=True)
         self._session.watch(member.pid for _, _, member in met.values())
         self._session.introduce(member for _, _, member in met.values())
         host, port, _ = met["trainer rank 0"]
-        started = self._all("start", host, port, limit=limit, what="starting the trainer", direct=True)
+        started = self._all("start", host, port, keeps_initial, limit=limit, what="starting the trainer", direct=True)
         return started["trainer rank 0"]
 
-    def log_probs(self, batch: RolloutBatch, of: str = "policy") -> np.ndarray:
+    def log_probs(self, batch: RolloutBatch, of: str = "policy", how: Forward = AS_THE_RUN) -> np.ndarray:
         import ray
 
         if self._put is None or self._put[0] is not batch:
             self._put = (batch, ray.put(replace(batch, rows=[])))
-        parts = self._all("log_probs", self._put[1], of, what=f"log-probs of {of}")
+        parts = self._all("log_probs", self._put[1], of, how, what=f"log-probs of {of}")
         out = np.full(batch.num_tokens, np.nan, np.float32)
         for part in parts.values():
             if part is not None:
@@ -119,6 +124,34 @@ class RayTrainer:
                 "the weights or the input hold a non-finite value",
             )
         return out
+
+    def loaded(self) -> list[LoadedParameter]:
+        """Every parameter of every rank against the files that it was loaded from, see ``start``. Before any step."""
+        limit = self.config.cluster.start_timeout_seconds
+        return [
+            each for found in self._all("loaded", limit=limit, what="digests of parameters").values() for each in found
+        ]
+
+    def outputs(self, token_ids: np.ndarray, points: Sequence[str], of: str = "policy") -> dict[str, np.ndarray]:
+        """float32 [L, width] of the named points (``vime.align.points``) in one forward of one sequence."""
+        found = self._all("outputs", token_ids, list(points), of, what=f"module outputs of {of}")
+        return {name: value for part in found.values() for name, value in (part or {}).items()}
+
+    def routing(self, batch: RolloutBatch) -> Routing:
+        """Experts of every token; ranks answer (rows of the batch, their routing by this rank's layers), or nothing."""
+        import ray
+
+        parts = self._all("routing", ray.put(replace(batch, rows=[])), what="routing of the tokens")
+        return joined_routing(batch, [part for part in parts.values() if part is not None])
+
+    def plant(self, fault: str) -> str:
+        """Plant a fault of ``vime.align.faults``; returns in words what was changed."""
+        done = self._all("plant", fault, what=f"planting {fault}")
+        return next((text for text in done.values() if text), "nothing was changed")
+
+    def heal(self) -> None:
+        """Undo what was planted."""
+        self._all("heal", what="undoing the planted fault")
 
     def step(self, data: TrainData) -> StepStats:
         import ray

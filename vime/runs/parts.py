@@ -319,7 +319,12 @@ class SavedRollouts:
 
 
 def transport_of(
-    config: Config, trainer: RayTrainer | None, engines: RayEngines | None, say: Progress, stack: ExitStack
+    config: Config,
+    trainer: RayTrainer | None,
+    engines: RayEngines | None,
+    say: Progress,
+    stack: ExitStack,
+    is_strict: bool = True,
 ) -> ShmTransport | None:
     if trainer is None or engines is None:
         return None
@@ -330,6 +335,7 @@ def transport_of(
         config.weights.verify,
         config.weights.timeout_seconds,
         say.note,
+        is_strict,
     )
     stack.callback(transport.close)
     return transport

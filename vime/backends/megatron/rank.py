@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from vime import device
-from vime.backends.megatron import checkpoint, faults, hf_folder, offload, parallel, spec, weights
+from vime.align.bench import AS_THE_RUN, Forward, LoadedParameter
+from vime.backends.megatron import checkpoint, faults, hf_folder, loaded, offload, parallel, spec, weights
 from vime.backends.megatron.build import Model, build_model, check_config
 from vime.backends.megatron.forward import compute_log_probs, make_micro
 from vime.backends.megatron.step import build_learner, train_step
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
-from vime.models import layer_of, load_spec, megatron_name
+from vime.models import ModelSpec, layer_of, load_spec, megatron_name
 from vime.train.packing import pack_tokens, plan_micro_batches
 from vime.types import RolloutBatch, StepStats, TensorEntry, TrainData
 
@@ -38,7 +39,16 @@ class MegatronRank:
     if a checkpoint does not hold exactly the model's tensors.
     """
 
-    def __init__(self, config: Config, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        keeps_initial: bool = False,
+    ) -> None:
+        """``keeps_initial``: digest every parameter before it is loaded, for ``loaded``."""
         self.config, self.rank = config, rank
         self.spec = load_spec(config.model.path)
         check_config(self.spec, config)
@@ -53,8 +63,9 @@ class MegatronRank:
             config.run.seed,
         )
         self._offloaded: offload.Offloaded | None = None
+        self._keeps_initial, self._initial = keeps_initial, dict[str, loaded.Digests]()
         try:
-            policy = build_model(self.spec, config)
+            policy = self._new_model("policy", self.spec)
             self._accounting = {"policy": weights.load(policy, config.model.path)}
             faults.plant_in_weights(policy, config.debug.inject)
             self.learner = build_learner(policy, config)
@@ -68,6 +79,11 @@ class MegatronRank:
     def policy(self) -> Model:
         return self.learner.model
 
+    def _new_model(self, of: str, model_spec: ModelSpec) -> Model:
+        model = build_model(model_spec, self.config)
+        self._initial[of] = loaded.digests(model) if self._keeps_initial else {}
+        return model
+
     def _build_reference(self) -> Model:
         """The reference never comes from a checkpoint of the run, so that a resumed run keeps the one it had."""
         path = self.config.model.ref_path or self.config.model.path
@@ -77,7 +93,7 @@ class MegatronRank:
                 f"model.ref_path = {path!r}: vocab_size {ref_spec.vocab_size}, the policy has {self.spec.vocab_size}"
             )
         check_config(ref_spec, self.config)
-        reference = build_model(ref_spec, self.config)
+        reference = self._new_model("ref", ref_spec)
         # Not frozen: torch.matmul takes another kernel for weights without requires_grad (2.9e-6 apart under tp 2), but
         # log-probs of policy and reference must agree bitwise. It only ever runs under no_grad.
         self._accounting["reference"] = weights.load(reference, path)
@@ -103,9 +119,19 @@ class MegatronRank:
             "tensors": {of: accounting.lines() for of, accounting in self._accounting.items()},
         }
 
+    def loaded(self) -> list[LoadedParameter]:
+        """Every parameter of policy and reference on this rank against the files of its folder. Before any step."""
+        found = list(loaded.compare(self.policy, self.config.model.path, self.rank, "policy", self._initial["policy"]))
+        if self.reference is not None:
+            path = self.config.model.ref_path or self.config.model.path
+            found += loaded.compare(self.reference, path, self.rank, "ref", self._initial["ref"])
+        return found
+
     # ------------------------------------------------------------ learn
 
-    def log_probs(self, batch: RolloutBatch, of: str = "policy") -> tuple[np.ndarray, np.ndarray] | None:
+    def log_probs(
+        self, batch: RolloutBatch, of: str = "policy", how: Forward = AS_THE_RUN
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """(rows int64 [n], float32 log-probs of those samples one after the other, 0.0 at each first token).
 
         Rows are the samples of this data-parallel rank; None on ranks that do not own results.
@@ -117,13 +143,12 @@ class MegatronRank:
         if of == "policy":
             self.learner.gather_parameters()
         multiple_of = layout.pp if layout.vpp is not None else 1
-        plan = plan_micro_batches(
-            batch.lengths_N, layout.dp, self.config.train.max_tokens_per_micro_batch, multiple_of
-        )[parallel.dp_rank()]
+        longest = how.max_tokens_per_micro_batch or self.config.train.max_tokens_per_micro_batch
+        plan = plan_micro_batches(batch.lengths_N, layout.dp, longest, multiple_of)[parallel.dp_rank()]
         packs = [pack_tokens(batch.offsets, batch.token_ids_T, rows) for rows in plan]
         micros = [make_micro(i, tokens, ends, layout, None) for i, (tokens, ends) in enumerate(packs)]
         with self._with_others(f"log_probs of {of}"):
-            found = compute_log_probs(model, micros, self.config.rollout.sampling.temperature)
+            found = compute_log_probs(model, micros, how.temperature or self.config.rollout.sampling.temperature)
         if not parallel.owns_results():
             return None
         used = [i for i, rows in enumerate(plan) if len(rows)]

@@ -148,6 +148,12 @@ def load(model: Model, path: str) -> Accounting:
     return Accounting(path, len(everywhere), len(model.spec.tensors()), ignored, tuple(sorted(casts)))
 
 
+def in_files(model: Model, folder: Folder, name: str, parameter: torch.nn.Parameter) -> tuple[tuple[str, ...], Tensor]:
+    """(Hugging Face names, this rank's part in the parameter's type) of what ``folder`` has for a parameter."""
+    sources = _sources(model.spec, name)
+    return sources, _shard(model, name, [folder.tensor(each) for each in sources], parameter).to(parameter.dtype)
+
+
 def _sources(spec: ModelSpec, name: str) -> tuple[str, ...]:
     if spec.is_tied and name == OUTPUT:  # with a pipeline the last stage holds a copy of the embedding
         return table_names(EMBEDDING)
