@@ -16,6 +16,7 @@ import numpy as np
 from vime.config.schema import Config
 from vime.errors import VimeError
 from vime.models import ModelSpec
+from vime.record.training import TrainingRecord
 from vime.train.packing import token_index
 from vime.types import Prompt, RolloutBatch, Sample, StepStats, TrainData, WeightManifest
 
@@ -92,6 +93,9 @@ class TrainerSide(Protocol):
 
     def step(self, data: TrainData) -> StepStats: ...
 
+    def sample_losses(self) -> Mapping[str, tuple[float, int, int]]:
+        """Of the last step, sample -> (its share of the loss, trained tokens, data-parallel rank that trained it)."""
+
     def write_tensors(self, of: str, folder: Path | None, version: int) -> WeightManifest:
         """Digests of the ``weights``, or of the ``gradients`` of the last step; ``folder``: written there too."""
 
@@ -167,9 +171,17 @@ class Learned:
 
     batch            the rollout, sampled by the engine with the trainer's weights before the step
     log_probs_T, ref_log_probs_T   before the step
+    data             of the step; its advantages come from rewards that ``bench_steps.spread_rewards`` made up
     gradients        folder of the gradients (Hugging Face names, safetensors); None where they cannot be read
     before, after    the trainer's weights
-    memory           by phase of this round (generate, log_probs, train, sync), bytes by process and kind
+    memory           by phase of this round (sync, generate, log_probs, train), bytes by process and kind
+    again_T          the policy's log-probs in another forward of their own, before the step
+    record           the step as a training record: each sample's share of the loss, and who trained it
+    refused          why the trainer refused the step; its weights are unchanged then, and there are no gradients
+    held             what the first engine held while it generated; None where no worker holds whole tensors
+    cached           prompt tokens of the rollout, and how many of them were found in the prefix cache
+    rescored         where the engine's log-probs were far from the trainer's: mean |engine - trainer| of the worst
+                     samples as sampled, and as scored anew without the prefix cache, nats
     """
 
     batch: RolloutBatch
@@ -181,6 +193,55 @@ class Learned:
     before: WeightManifest
     after: WeightManifest
     memory: Mapping[str, Mapping[str, Mapping[str, int]]]
+    again_T: np.ndarray | None = None
+    record: TrainingRecord | None = None
+    refused: str = ""
+    held: WeightManifest | None = None
+    cached: tuple[int, int] = (0, 0)
+    rescored: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneProcess:
+    """The first step once more, of the same weights and data, by other processes. ``layout``: which, in words.
+
+    before, record, gradients   as in ``Learned``
+    """
+
+    layout: str
+    before: WeightManifest
+    record: TrainingRecord
+    gradients: Path | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """A checkpoint was saved, training went on, the checkpoint was loaded, the engines lost their weights and got new.
+
+    saved, moved, loaded   the trainer's weights when it saved, before it loaded, and after it loaded
+    refusal      what the engine said when it was asked to generate before the sync; "" where it generated
+    held         what the first engine held after the sync; None where no worker holds whole tensors
+    batch        the first rollout after the sync; log_probs_T: of the trainer
+    scored       the batch of which the following are log-probs, before saving and after loading
+    policy_T, policy_after_T, ref_T, ref_after_T
+    state, state_after   the run's own state, as handed to save and as load returned it
+    """
+
+    checkpoint: Path
+    saved: WeightManifest
+    moved: WeightManifest
+    loaded: WeightManifest
+    refusal: str
+    held: WeightManifest | None
+    batch: RolloutBatch
+    log_probs_T: np.ndarray
+    scored: RolloutBatch
+    policy_T: np.ndarray
+    policy_after_T: np.ndarray
+    ref_T: np.ndarray | None
+    ref_after_T: np.ndarray | None
+    state: Mapping[str, Any]
+    state_after: Mapping[str, Any]
 
 
 class Bench(Protocol):
@@ -232,10 +293,10 @@ class Bench(Protocol):
     def second(self) -> Learned:
         """Sync, a second rollout, the second step."""
 
-    def reference_gradients(self) -> Path:
-        """Gradients of the first step in a layout of one process, of the same weights and data."""
+    def reference_gradients(self) -> OneProcess:
+        """The first step in a layout of one process; where the run's is one already, packed otherwise."""
 
-    def resumed(self) -> Path:
-        """Save after the second step, go on, load again, sync; returns the checkpoint. Trainer and engines have it."""
+    def resumed(self) -> Resumed:
+        """Save after the second step, go on, load again, sync. Trainer and engines have the checkpoint then."""
 
     def say(self, text: str) -> None: ...
