@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vime.align.processed import Position
 from vime.errors import VimeError
 from vime.types import RolloutBatch
 from vime.weights.checkpoint import read_specs
@@ -124,6 +125,25 @@ class Oracle:
                     logits = self._model(input_ids=row[None], logits_to_keep=torch.from_numpy(at - 1)).logits[0]
                 found.append(torch.log_softmax(logits, -1).gather(1, row[at][:, None])[:, 0].double().numpy())
         return np.concatenate(found)
+
+    def position(self, batch: RolloutBatch, row: int) -> Position | str:
+        """The logits of the sampled tokens of one sample; a text where there are none, with the reason."""
+        import torch
+
+        if reason := self._reason(batch):
+            return reason
+        if not self._within_budget(batch, [row]):
+            return f"{batch.lengths_N[row]} tokens are too long to be scored on this machine's cores in a minute"
+        if self._model is None:
+            self._model = _load(self.path)
+        here = _slice(batch, row)
+        at = np.flatnonzero(batch.loss_mask_T[here])
+        ids = batch.token_ids_T[here]
+        with torch.inference_mode():
+            logits = self._model(
+                input_ids=torch.from_numpy(ids.astype(np.int64))[None], logits_to_keep=torch.from_numpy(at - 1)
+            ).logits[0]
+        return Position(logits, ids, int(batch.prompt_lens_N[row]), at)
 
     def _reason(self, batch: RolloutBatch) -> str | None:
         version = max((row["weight_version_max"] for row in batch.rows), default=0)
