@@ -115,7 +115,7 @@ class Dump:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the file and for ``--json``."""
-        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tensors", "buffers", "folder")}
+        about = {name: getattr(self, name) for name in _ABOUT}
         return {
             "vime_manifest": FORMAT,
             **about,
@@ -123,6 +123,9 @@ class Dump:
             "tensors": [record.as_dict() for record in self.tensors.values()],
             "buffers": [record.as_dict() for record in self.buffers.values()],
         }
+
+
+_ABOUT = tuple(f.name for f in fields(Dump) if f.name not in ("tensors", "buffers", "folder"))
 
 
 def write_dump(path: Path, dump: Dump) -> None:
@@ -145,8 +148,8 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path}: manifest format {content['vime_manifest']}, this vime reads {FORMAT}", "update vime")
     folder = path.with_name(path.name.removesuffix(SUFFIX))
     try:
-        about: dict[str, Any] = {f.name: content[f.name] for f in fields(Dump) if f.name not in ("tensors", "buffers", "folder")}
-        parts = {part: _records(content[part]) for part in ("tensors", "buffers")}
+        about: dict[str, Any] = {name: content[name] for name in _ABOUT}
+        parts: dict[str, Any] = {part: _records(content[part]) for part in ("tensors", "buffers")}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{path}: damaged manifest ({type(error).__name__}: {error})", "dump the weights again"
