@@ -6,6 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from vime.align.bench import Routing
 from vime.cluster.session import RaySession
 from vime.cluster.waiting import explain, gather
 from vime.config.schema import Config
@@ -13,7 +16,7 @@ from vime.debug.everywhere import this_node
 from vime.debug.processes import Member
 from vime.log import answer_stack_requests
 from vime.reward.breakpoints import ignore_in_worker
-from vime.types import Prompt, Sample, TensorEntry, WeightManifest
+from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
 
 CONCURRENT = {"max_concurrency": 10_000}  # requests in flight per engine; the engine itself queues
 
@@ -58,6 +61,25 @@ class RayEngine:
     ) -> list[Sample]:
         return await self._call("generate", prompt, list(seeds), sampling)
 
+    async def score(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 [L] log-probs at temperature 1 by a fresh forward; index 0 holds 0.0."""
+        return await self._call("score", token_ids)
+
+    async def describe(self) -> dict[str, Any]:
+        return await self._call("describe")
+
+    async def outputs(self, token_ids: np.ndarray, points: Sequence[str]) -> dict[str, np.ndarray]:
+        return await self._call("outputs", token_ids, list(points))
+
+    async def routing(self, batch: RolloutBatch) -> Routing:
+        return await self._call("routing", batch)
+
+    async def plant(self, fault: str) -> str:
+        return await self._call("plant", fault)
+
+    async def heal(self) -> None:
+        await self._call("heal")
+
     async def pause(self) -> None:
         await self._call("pause")
 
@@ -69,6 +91,12 @@ class RayEngine:
 
     async def prefix_cache(self) -> tuple[int, int]:
         return await self._call("prefix_cache")
+
+    async def reset_prefix_cache(self) -> None:
+        await self._call("reset_prefix_cache")
+
+    async def held(self) -> WeightManifest:
+        return await self._call("held")
 
     async def weight_specs(self) -> list[TensorEntry]:
         return await self._call("weight_specs")
