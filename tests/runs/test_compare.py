@@ -12,6 +12,7 @@ import pytest
 import torch
 from fakes import sample
 
+from vime.align.folders import holders_of
 from vime.config.schema import Config
 from vime.errors import CheckFailed, UsageError
 from vime.log import Progress
@@ -20,7 +21,7 @@ from vime.preflight.against import Against
 from vime.record import write
 from vime.record.training import TrainingHeader, TrainingRecord, TrainingStep, rollout_digest, write_training
 from vime.runs.compare import Compared, Comparison, layout_line, verdict_of
-from vime.runs.judge import Judge, changes, holders_of
+from vime.runs.judge import Judge, changes
 from vime.runs.trail import RecordedTrail, Trail
 from vime.types import RolloutBatch, Verdict
 from vime.weights.shards import written

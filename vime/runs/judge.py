@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from vime.align.folders import gaps_of, holders_of, numbers_of
 from vime.align.step_compare import (
     Pair,
     Row,
@@ -17,10 +18,10 @@ from vime.align.step_compare import (
     weights_before_row,
 )
 from vime.align.step_limits import Limits, limits
-from vime.align.tensors import TensorGap, exchanged_shards, tensor_gap
+from vime.align.tensors import exchanged_shards
 from vime.config.schema import Config
 from vime.data.tokenizer import load_tokenizer, tokenizer_digest
-from vime.models import ModelSpec, load_spec, rank_names
+from vime.models import ModelSpec, load_spec
 from vime.record.recorded import RecordedRollouts
 from vime.record.training import TrainingHeader, TrainingRecord
 from vime.runs.trail import RecordedTrail, Trail
@@ -176,20 +177,6 @@ class Judge:
         return Row(rollout_id, "weights", Verdict.NOT_TESTED, row.measured, where=reason)
 
 
-def gaps_of(ours: Shards, theirs: Shards, before: Shards | None = None) -> list[TensorGap]:
-    """Of every tensor that one of the two has. ``before``: ours before the step."""
-    names, others = set(ours.names()), set(theirs.names())
-    found = [TensorGap.incomparable(name, "the candidate has none") for name in sorted(names - others)]
-    found += [TensorGap.incomparable(name, "the reference has none") for name in sorted(others - names)]
-    for name in (name for name in ours.names() if name in others):
-        a, b = numbers_of(ours, name), numbers_of(theirs, name)
-        if a.shape == b.shape:
-            found.append(tensor_gap(name, a, b, None if before is None else numbers_of(before, name)))
-        else:
-            found.append(TensorGap.incomparable(name, f"shape {list(a.shape)} -> {list(b.shape)}"))
-    return found
-
-
 def changes(reference: TrainingHeader, candidate: TrainingHeader) -> list[str]:
     """What may make numbers differ: layout, settings, libraries. Empty: bitwise equality can be asked for."""
     libraries = [{n: h.library_versions.get(n) for n in NUMERIC_LIBRARIES} for h in (reference, candidate)]
@@ -204,29 +191,3 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """``name old -> new`` of every value that differs; tuples and lists are alike, as files hold lists."""
     names = dict.fromkeys([*ours, *theirs])
     return [f"{n} {ours.get(n)} -> {theirs.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
-
-
-def holders_of(spec: ModelSpec, config: Config) -> Callable[[str], str]:
-    """Name of a tensor -> the pipeline stage and the trainer ranks that hold it; "no rank" for another model's."""
-    layout = config.parallel
-    width = layout.world_size // layout.pp
-    stage_of = {
-        name: stage
-        for stage in range(layout.pp)
-        for names in rank_names(spec, layout, stage).values()
-        for name in names
-    }
-
-    def holders(name: str) -> str:
-        if name not in stage_of:
-            return "no rank"
-        first = stage_of[name] * width
-        ranks = f"ranks {first}-{first + width - 1}" if width > 1 else f"rank {first}"
-        return f"stage {stage_of[name]}, {ranks}" if layout.pp > 1 else ranks
-
-    return holders
-
-
-def numbers_of(shards: Shards, name: str) -> Any:
-    """A tensor as a float32 array: exact for float32 and bfloat16."""
-    return shards.tensor(name).float().numpy()

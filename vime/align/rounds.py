@@ -1,0 +1,83 @@
+"""What a round of ``vime align-check`` is made of: prompts asked again, rewards made up, parts of a step.
+
+Axes as in ``vime.types``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from vime.align.bench import Bench
+from vime.rollout.seeds import seed_for
+from vime.train.packing import token_index
+from vime.types import Prompt, RolloutBatch, TrainData
+
+MADE_UP = "rewards of the step: made up from a digest of each sample, so that every gradient has a signal"
+"""Said wherever numbers rest on ``spread_rewards``."""
+
+
+def spread_rewards(batch: RolloutBatch) -> RolloutBatch:
+    """``batch`` with rewards in [0, 1) that differ inside every group, whatever the run's own reward says.
+
+    Each is a digest of group, index and tokens: the same in every layout and every time. (A small model answers alike,
+    its rewards are then equal, its advantages 0, and no fault of a gradient can be seen.)
+    """
+    rewards_N = np.empty(len(batch))
+    for row in range(len(batch)):
+        tokens = batch.token_ids_T[batch.offsets[row] : batch.offsets[row + 1]]
+        place = f"{batch.group_ids_N[row]}/{batch.indices_N[row]}".encode("ascii")
+        digest = hashlib.blake2b(place + tokens.astype("<i4").tobytes(), digest_size=4).digest()
+        rewards_N[row] = int.from_bytes(digest, "little") / 2**32
+    return replace(batch, rewards_N=rewards_N)
+
+
+def prompts_of(batch: RolloutBatch) -> list[Prompt]:
+    """The prompts of a rollout, in its order."""
+    found: dict[int, Prompt] = {}
+    for sample in batch.samples():
+        if sample.group_id not in found:
+            ids = sample.token_ids[: sample.prompt_len]
+            found[sample.group_id] = Prompt(sample.group_id, ids, sample.prompt_text, sample.label, sample.metadata)
+    return list(found.values())
+
+
+def generate(bench: Bench, batch: RolloutBatch, rollout_id: int, num_prompts: int | None = None) -> RolloutBatch:
+    """The prompts of ``batch`` once more, with the seeds of rollout ``rollout_id``: what was cached for them is hit.
+
+    One turn each, also where ``rollout.generate`` makes several. Rewards are 0.
+    """
+    prompts = prompts_of(batch)[:num_prompts]
+    count = bench.config.rollout.num_samples_per_prompt
+    seeds = [[seed_for(bench.config.run.seed, rollout_id, p.group_id, i) for i in range(count)] for p in prompts]
+    samples = [sample for group in bench.engine.generate(prompts, seeds) for sample in group]
+    for sample in samples:
+        sample.reward = 0.0
+    return RolloutBatch.from_samples(rollout_id, samples, batch.header)
+
+
+def part_of(data: TrainData, num_samples: int) -> TrainData:
+    """The first ``num_samples`` samples of a step as a step of their own; the normaliser shrinks with their tokens."""
+    rows = np.arange(min(num_samples, len(data.sample_ids)))
+    index = token_index(data.offsets, rows)
+    columns = {
+        name: getattr(data, name)[index]
+        for name in ("token_ids_T", "loss_weight_T", "advantages_T", "rollout_log_probs_T", "old_log_probs_T")
+    }
+    share = float(columns["loss_weight_T"].sum()) / max(float(data.loss_weight_T.sum()), 1.0)
+    return replace(
+        data,
+        offsets=data.offsets[: len(rows) + 1],
+        ref_log_probs_T=None if data.ref_log_probs_T is None else data.ref_log_probs_T[index],
+        normalizer=data.normalizer * share or 1.0,
+        sample_ids=data.sample_ids[: len(rows)],
+        **columns,
+    )
+
+
+def memory_of(bench: Bench) -> dict[str, Mapping[str, int]]:
+    """Bytes by process and kind, of the trainer's ranks and of the engines where there are any."""
+    return {**bench.trainer.memory(), **(bench.engine.memory() if bench.is_live else {})}
