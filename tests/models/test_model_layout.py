@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vime.config.schema import Parallel
-from vime.models import ModelSpec, check_layout, layer_map, layout, rank_names
+from vime.models import ModelSpec, check_layout, layer_map, placement, rank_names
 
 SPEC = ModelSpec(
     family="qwen3",
@@ -46,6 +46,9 @@ def test_layers_by_hand():
     [
         ({"tp": 4}, "parallel.tp = 4: does not divide num_attention_heads = 6 (try 1, 2, 3, 6)"),
         ({"tp": 3}, "parallel.tp = 3: neither divides nor is a multiple of the key/value heads = 2 (try 1, 2)"),
+        ({"tp": 6}, "parallel.tp = 6: does not divide the 80 rows of query, key and value (try 1, 2)"),
+        ({"ep": 2, "dp": 2}, "parallel.ep = 2: qwen3 has no experts to split"),
+        ({"etp": 2}, "parallel.etp = 2: qwen3 has no experts to split"),
         ({"tp": 5}, "parallel.tp = 5: does not divide ffn_hidden_size = 96"),
         ({"sequence_parallel": True}, "parallel.sequence_parallel = True: needs parallel.tp > 1"),
         ({"pp": 3}, "parallel.pp = 3: does not divide num_layers = 8 (try 1, 2, 4, 8, or set uneven stages)"),
@@ -64,9 +67,7 @@ def test_impossible_layouts_say_what_to_try(options, message):
     assert any(problem.startswith(message) for problem in check_layout(SPEC, Parallel(**options)))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"tp": 2, "sequence_parallel": True}, {"tp": 6}, {"pp": 4, "vpp": 2}, {"cp": 4}]
-)
+@pytest.mark.parametrize("options", [{}, {"tp": 2, "sequence_parallel": True}, {"pp": 4, "vpp": 2}, {"cp": 4}])
 def test_possible_layouts_have_no_problem(options):
     assert check_layout(SPEC, Parallel(**options)) == []
 
@@ -93,6 +94,8 @@ def test_every_accepted_layout_places_each_tensor_once(num_layers, pp, vpp, firs
 
 def test_local_layer_ids_used_as_global_are_caught(monkeypatch):
     """Case W01: with pp 2 both stages would own layers 0..3."""
-    monkeypatch.setattr(layout, "layer_map", lambda spec, parallel: [[[0, 1, 2, 3]], [[0, 1, 2, 3]]])
+    monkeypatch.setattr(placement, "layer_map", lambda spec, parallel: [[[0, 1, 2, 3]], [[0, 1, 2, 3]]])
     problems = check_layout(SPEC, Parallel(pp=2))
-    assert "parallel: model.layers.4.input_layernorm.weight is on no pipeline stage" in problems
+    name = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
+    hf = "model.layers.0.input_layernorm.weight"
+    assert f"parallel: {hf} is in {name} of stage 0 and in {name} of stage 1" in problems

@@ -24,6 +24,11 @@ SMALL = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+
+
+def _experts(family):
+    return EXPERTS if family == "qwen3_moe" else {}
 
 
 def _folder(tmp_path, **config):
@@ -37,7 +42,7 @@ def test_tensors_are_those_that_transformers_saves(tmp_path, family, is_tied):
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, tie_word_embeddings=is_tied, **SMALL)
+    config = AutoConfig.for_model(family, tie_word_embeddings=is_tied, **SMALL, **_experts(family))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     spec = load_spec(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
@@ -49,17 +54,18 @@ def test_tensors_are_those_that_transformers_saves(tmp_path, family, is_tied):
     assert spec.dtype == "float32"
 
 
-def test_the_table_reads_the_same_in_both_directions(tmp_path):
-    spec = load_spec(_folder(tmp_path, model_type="qwen3"))
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_the_table_reads_the_same_in_both_directions(tmp_path, family):
+    spec = load_spec(_folder(tmp_path, model_type=family, **_experts(family)))
     for megatron, names in spec.megatron_names().items():
         assert hf_names(megatron) == names
-        assert {megatron_name(name) for name in names} == {megatron}
+        assert {megatron_name(name, is_moe=spec.is_moe) for name in names} == {megatron}
     assert len({rule.megatron for rule in TABLE}) == len(TABLE)
     assert layer_of("model.layers.11.mlp.up_proj.weight") == 11
     assert layer_of("lm_head.weight") is None
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.mlp.gate.weight", "decoder.layers.0.mlp.router.weight", ""])
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.gates.weight", "decoder.layers.0.mlp.route.weight", ""])
 def test_unknown_names_are_key_errors(name):
     with pytest.raises(KeyError):
         megatron_name(name)
@@ -81,7 +87,7 @@ def test_old_and_new_spelling_of_rope_are_one(tmp_path):
     ("config", "message"),
     [
         ({"model_type": "gpt2"}, "model_type = 'gpt2' is not supported"),
-        ({"model_type": "qwen3_moe"}, "model_type = 'qwen3_moe' is not supported"),
+        ({"model_type": "mixtral"}, "model_type = 'mixtral' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": True}, "attention_bias"),
@@ -98,7 +104,7 @@ def test_what_is_not_supported_is_refused(tmp_path, config, message):
     with pytest.raises(UsageError, match=message) as refused:
         load_spec(_folder(tmp_path, **config))
     if "model_type =" in message:
-        assert refused.value.hint == "supported families: llama, qwen2, qwen3"
+        assert refused.value.hint == "supported families: llama, qwen2, qwen3, qwen3_moe"
 
 
 def test_a_sliding_window_that_is_off_is_no_reason_to_refuse(tmp_path):

@@ -211,7 +211,7 @@ class Parallel(Section):
     distributed_optimizer: bool = False
     """Shard the optimizer state over the data-parallel ranks."""
     ep: Positive = 1
-    """Expert-parallel size: the experts of a mixture are spread over so many of the dp x cp ranks; divides dp x cp."""
+    """Expert-parallel size: experts are spread over so many ranks of a stage; ep x etp divides tp x cp x dp."""
     etp: Positive | None = None
     """Tensor-parallel size inside each expert; None: 1 where ep > 1, else tp."""
 

@@ -9,28 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from vime.errors import UsageError
-from vime.models import llama, qwen2, qwen3
-from vime.models.layout import check_layout, layer_map, rank_names
-from vime.models.spec import TABLE, ModelSpec, Rule, hf_names, layer_of, megatron_name
+from vime.models import llama, qwen2, qwen3, qwen3_moe
+from vime.models.layout import check_layout
+from vime.models.placement import StaticMap, layer_map, rank_names, static_map
+from vime.models.spec import TABLE, ModelSpec, Rule, expert_of, hf_names, layer_of, megatron_name
 
 __all__ = [
     "FAMILIES",
     "TABLE",
     "ModelSpec",
     "Rule",
+    "StaticMap",
     "check_layout",
+    "expert_of",
     "hf_names",
     "layer_map",
     "layer_of",
     "load_spec",
     "megatron_name",
     "rank_names",
+    "static_map",
 ]
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "llama": llama.spec,
     "qwen2": qwen2.spec,
     "qwen3": qwen3.spec,
+    "qwen3_moe": qwen3_moe.spec,
 }
 """config.json's ``model_type`` -> reader of that family."""
 
