@@ -6,8 +6,17 @@ trainer's rank, in its export, in the sync, in the rendering of prompts, in a co
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from vime.errors import UsageError
+
+if TYPE_CHECKING:
+    from vime.config.schema import Config
+
+AT_LEAST = re.compile(r"([\w.]+) >= (\d+)")
 
 
 class Place(StrEnum):
@@ -103,3 +112,15 @@ def listed(*places: Place) -> str:
 def is_in_engine(name: str) -> bool:
     """Whether fault ``name`` is planted in the engines."""
     return name in FAULTS and FAULTS[name].place == Place.ENGINE and not FAULTS[name].is_of_walk
+
+
+def require(name: str, config: Config) -> None:
+    """UsageError where the layout of ``config`` has no place for the fault (``needs``: ``KEY >= NUMBER``)."""
+    found = AT_LEAST.fullmatch(FAULTS[name].needs)
+    if found is None:
+        return
+    value: Any = config
+    for part in found[1].split("."):
+        value = getattr(value, part)
+    if value < int(found[2]):
+        raise UsageError(f"the fault {name} needs {FAULTS[name].needs}; {found[1]} = {value}", "choose such a layout")

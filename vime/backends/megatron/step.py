@@ -83,6 +83,19 @@ class Learner:
             for chunk in self.model.chunks:
                 chunk.start_param_sync(force_sync=True)
 
+    def adopt_weights(self) -> None:
+        """After the model's weights were written from outside: main parameters, where there are such, follow."""
+        self.optimizer.reload_model_params()
+
+    def begin_again(self) -> None:
+        """Optimizer and schedule as ``build_learner`` made them, with the model's present weights."""
+        self.adopt_weights()
+        for optimizer in self.optimizers:
+            optimizer.optimizer.state.clear()
+            for group in optimizer.optimizer.param_groups:
+                group.pop("step", None)
+        self.num_steps_done, self.sample_losses, self.damage = 0, {}, undamaged
+
 
 def build_learner(model: Model, config: Config) -> Learner:
     """Wrap the model's chunks in DDP (in place) and give it Adam, or the distributed optimizer."""
