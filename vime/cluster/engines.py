@@ -145,6 +145,10 @@ class RayEngines:
         urls = gather(refs, self.config.cluster.start_timeout_seconds, "serving the OpenAI API")
         return [urls[e.name] for e in self.engines]
 
+    def ping(self, limit: float) -> None:
+        """Raises VimeError where an engine is dead or does not answer within ``limit`` seconds."""
+        gather({e.name: e.actor.call.remote("check_health") for e in self.engines}, limit, "a sign of life")
+
     def held(self) -> dict[str, WeightManifest]:
         """By engine, the digests of the weights that it holds. UsageError where no worker holds whole tensors."""
         return self._ask("held", "reading back the weights")

@@ -193,6 +193,10 @@ class RayTrainer:
     def export(self, path: str) -> None:
         self._all("export", path, what=f"export to {path}")
 
+    def ping(self, limit: float) -> None:
+        """Raises VimeError where a rank does not answer within ``limit`` seconds."""
+        self._all("memory", limit=limit, what="a sign of life of the trainer")
+
     def memory(self) -> dict[str, dict[str, int]]:
         return self._all("memory", what="memory of the trainer")
 
