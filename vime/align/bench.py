@@ -53,10 +53,14 @@ class LoadedParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """Experts that each token went to. layers: global ids [M]; experts_TMK int16, sorted along K."""
+    """Experts that each token went to. layers: global ids [M]; experts_TMK int16, sorted along K.
+
+    margins_TM   float32, how far the logit of the last expert chosen is above that of the next: near 0 it is a tie
+    """
 
     layers: tuple[int, ...]
     experts_TMK: np.ndarray
+    margins_TM: np.ndarray | None = None
 
 
 def joined_routing(batch: RolloutBatch, parts: Sequence[tuple[np.ndarray, Routing]]) -> Routing:
@@ -64,10 +68,14 @@ def joined_routing(batch: RolloutBatch, parts: Sequence[tuple[np.ndarray, Routin
     layers = sorted({layer for _, routing in parts for layer in routing.layers})
     width = parts[0][1].experts_TMK.shape[2]
     experts_TMK = np.full((batch.num_tokens, len(layers), width), -1, np.int16)
+    margins_TM = np.full((batch.num_tokens, len(layers)), np.nan, np.float32)
     for rows, routing in parts:
-        where_M = np.array([layers.index(layer) for layer in routing.layers])
-        experts_TMK[np.ix_(token_index(batch.offsets, rows), where_M)] = routing.experts_TMK
-    return Routing(tuple(layers), experts_TMK)
+        where_M = np.array([layers.index(layer) for layer in routing.layers], np.int64)
+        place = np.ix_(token_index(batch.offsets, rows), where_M)
+        experts_TMK[place] = routing.experts_TMK
+        if routing.margins_TM is not None:
+            margins_TM[place] = routing.margins_TM
+    return Routing(tuple(layers), experts_TMK, margins_TM)
 
 
 class TrainerSide(Protocol):

@@ -77,6 +77,11 @@ def owns_results() -> bool:
     return is_first_of_last_stage() and parallel_state.get_context_parallel_rank() == 0
 
 
+def is_first_of_stage() -> bool:
+    """Of the tensor- and context-parallel ranks of this pipeline stage, the first."""
+    return parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
+
+
 def last_stage_rank() -> int:
     """Global rank of the last pipeline stage of this rank's pipeline."""
     return parallel_state.get_pipeline_model_parallel_last_rank()

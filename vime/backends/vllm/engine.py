@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vime import device
+from vime.align.bench import Routing
 from vime.align.faults import is_in_engine
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
@@ -30,7 +31,7 @@ from vime.backends.vllm.update import WeightUpdate, check_update, required_specs
 from vime.config.schema import Config
 from vime.errors import PromptTooLong, UsageError, VimeError
 from vime.forks import forking_dies_with_parent
-from vime.types import Prompt, Sample, TensorEntry, WeightManifest
+from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
 from vime.weights.checkpoint import read_specs
 
 if TYPE_CHECKING:
@@ -260,6 +261,32 @@ class VllmEngine:
         values = [*first.logprobs, *last.logprobs[1:]]
         _, log_probs = response_arrays(request_id, ids[1:], values, [*first.token_ids, *last.token_ids[1:]])
         return np.concatenate([np.zeros(1, np.float32), log_probs])
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
+    async def score_prompt(self, ids: list[int]) -> np.ndarray:
+        """float32 [L] as ``score``, finite or not, of one prefill of all of ``ids`` (fewer than the context)."""
+        params = _params(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        request_id = f"{self.index}-prefill-{next(self._counter)}"
+        found = (await self._request(request_id, ids, params)).prompt_logprobs
+        _, log_probs = response_arrays(request_id, ids[1:], found.logprobs, found.token_ids, must_be_finite=False)
+        return np.concatenate([np.zeros(1, np.float32), log_probs])
+
+    async def outputs(self, token_ids: Sequence[int] | np.ndarray, points: Sequence[str]) -> dict[str, np.ndarray]:
+        """float32 [L, width] of the named points (``vime.align.points``) in one prefill; see ``outputs``."""
+        from vime.backends.vllm.outputs import engine_outputs
+
+        self._require_weights()
+        return await engine_outputs(self, token_ids, points)
+
+    async def routing(self, batch: RolloutBatch) -> Routing:
+        """Experts of every token in a prefill of its sample alone. UsageError for a model without experts."""
+        from vime.backends.vllm.outputs import engine_routing
+
+        self._require_weights()
+        return await engine_routing(self, batch)
 
     # ---- control -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from vime import device
 from vime.backends.vllm import cpu_sleep
 from vime.backends.vllm.loader_trace import Layout, trace
+from vime.backends.vllm.outputs import Capture
 from vime.errors import UsageError
 from vime.types import TensorEntry
 from vime.weights.manifest import digest
@@ -34,6 +35,7 @@ class WorkerExtension:
     _vime_layout: Layout
     _vime_specs: dict[str, TensorEntry]
     _vime_sleeping: cpu_sleep.Sleeping
+    _vime_capture: Capture
 
     def vime_model(self) -> torch.nn.Module:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
@@ -97,6 +99,14 @@ class WorkerExtension:
     def vime_memory(self) -> dict[str, int]:
         """Bytes held by this worker, see ``device.memory``."""
         return device.memory()
+
+    def vime_outputs_start(self, points: Sequence[str]) -> None:
+        """Keep what the model puts out at these points (``vime.align.points``) until ``vime_outputs_take``."""
+        self._vime_capture = Capture(self.vime_model(), self.vllm_config, points)  # type: ignore[attr-defined]
+
+    def vime_outputs_take(self) -> list[list[Any]]:
+        """[point, shape, float32 bytes] of each; the hooks are gone."""
+        return [[name, list(value.shape), value.numpy().tobytes()] for name, value in self._vime_capture.take().items()]
 
     def vime_plant(self, name: str, value: float) -> None:
         """Overwrite one parameter or buffer with ``value``: the fault that a check must catch."""
