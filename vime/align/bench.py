@@ -257,10 +257,14 @@ class Bench(Protocol):
     if an earlier check met their failure already.
     """
 
-    config: Config
-    spec: ModelSpec
     folder: Path  # scratch, removed at the end
     is_live: bool  # False: --from-record, there is no engine and no rollout but the recorded one
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
 
     @property
     def tokenizer(self) -> Any: ...

@@ -140,6 +140,17 @@ class RaySession:
         """Note who is who: processes of the run, for whoever wants to know where they are."""
         self.roster.add(members)
 
+    def end(self, actors: Iterable[Any], pids: Iterable[int]) -> None:
+        """End some actors alone; ``pids``: their processes, where they are known."""
+        import ray
+
+        for actor in actors:
+            ray.kill(actor)
+            self._actors.remove(actor)
+        ended = {process for process in self.processes if process.pid in set(pids)}
+        end_processes(ended, END_SECONDS)
+        self.processes -= ended
+
     def end_actors(self) -> None:
         """End what was started so far, and wait until what it held is free, or ``END_SECONDS`` are over."""
         self._kill_actors()

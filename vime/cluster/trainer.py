@@ -90,6 +90,7 @@ class RayTrainer:
         ]
         self._session = session
         self._put: tuple[RolloutBatch, Any] | None = None
+        self._pids: list[int] = []
 
     def start(self, keeps_initial: bool = False) -> dict[str, Any]:
         """Build every rank; returns rank 0's description. Raises VimeError with the first cause.
@@ -98,7 +99,8 @@ class RayTrainer:
         """
         limit = self.config.cluster.start_timeout_seconds
         met = self._all("address", limit=limit, what="starting the trainer", direct=True)
-        self._session.watch(member.pid for _, _, member in met.values())
+        self._pids = [member.pid for _, _, member in met.values()]
+        self._session.watch(self._pids)
         self._session.introduce(member for _, _, member in met.values())
         host, port, _ = met["trainer rank 0"]
         started = self._all("start", host, port, keeps_initial, limit=limit, what="starting the trainer", direct=True)
@@ -192,6 +194,10 @@ class RayTrainer:
 
     def export(self, path: str) -> None:
         self._all("export", path, what=f"export to {path}")
+
+    def end(self) -> None:
+        """End these processes, while the session goes on."""
+        self._session.end(self.actors, self._pids)
 
     def ping(self, limit: float) -> None:
         """Raises VimeError where a rank does not answer within ``limit`` seconds."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from vime.align.bench import Learned, Unavailable
+from vime.align.bench import Learned, OneProcess, Resumed, Unavailable
 from vime.config.load import Loaded
 from vime.config.schema import Config
 from vime.data.tokenizer import load_tokenizer
@@ -233,12 +233,12 @@ class LiveBench:
 
         return self.fact("the second step", lambda: bench_steps.second(self))
 
-    def reference_gradients(self) -> Path:
+    def reference_gradients(self) -> OneProcess:
         from vime.runs import bench_steps
 
         return self.fact("gradients of one process", lambda: bench_steps.reference_gradients(self))
 
-    def resumed(self) -> Path:
+    def resumed(self) -> Resumed:
         from vime.runs import bench_steps
 
         return self.fact("resuming", lambda: bench_steps.resumed(self))

@@ -177,6 +177,10 @@ class LiveTrainer:
         self.num_steps += 1
         return stats
 
+    def sample_losses(self) -> Mapping[str, tuple[float, int, int]]:
+        with self._turn():
+            return self.ray.sample_losses()
+
     def memory(self) -> Mapping[str, Mapping[str, int]]:
         with self.life.required():
             return self.ray.memory()
