@@ -22,7 +22,7 @@ from vime.log import Progress
 from vime.reward.pool import RewardPool
 from vime.rollout import awaited
 from vime.rollout.live import LiveRollouts
-from vime.runs import _ends_in_order
+from vime.runs.ending import ends_in_order
 from vime.runs.watched import limits_of
 
 REWARD = """
@@ -57,7 +57,7 @@ def limited(folder, rollouts, **changes):
     """The error of a rollout that hangs, as the run ends with it, and what was said."""
     watchdog, said = watchdog_of(folder, **changes)
     watchdog.pending = rollouts.pending
-    with _ends_in_order(), watchdog.awake(), pytest.raises(OutOfTime) as error:  # noqa: SIM117 too long for one line
+    with ends_in_order(), watchdog.awake(), pytest.raises(OutOfTime) as error:  # noqa: SIM117 too long for one line
         with watchdog.explaining(), watchdog.phase("generate"):
             rollouts.produce(0)
     return error.value, said.getvalue()

@@ -10,7 +10,7 @@ from fakes import sample
 from vime.config.load import load, to_toml
 from vime.errors import VimeError
 from vime.record import RecordWriter, read
-from vime.runs import _ends_in_order
+from vime.runs.ending import ends_in_order
 from vime.runs.parts import SavedRollouts, _ended, _header
 from vime.types import RolloutBatch, TensorEntry, WeightManifest
 from vime.weights.manifest import manifest_digest
@@ -73,7 +73,7 @@ def test_the_first_signal_interrupts_and_the_end_is_not_disturbed_by_the_next(nu
     ended = []
 
     def run():
-        with _ends_in_order():
+        with ends_in_order():
             try:
                 os.kill(os.getpid(), number)
             finally:

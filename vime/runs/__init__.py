@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +18,7 @@ from vime.preflight.against import Against
 from vime.preflight.check import records_used
 from vime.run_folder import RunFolder
 from vime.runs.compare import FOLDER, Comparison
+from vime.runs.ending import ends_in_order
 from vime.runs.parts import started
 from vime.runs.planted import planted
 from vime.runs.regenerate import Regenerated
@@ -60,7 +58,7 @@ def replay(*, loaded: Loaded, console: Progress, start: int = 0, against: Agains
 
 def regenerate(*, loaded: Loaded, console: Progress, template: str, ids: str | None = None) -> Regenerated:
     """``vime replay --regenerate``: the records' prompts and seeds once more through live engines, no trainer."""
-    with console, _ends_in_order():
+    with console, ends_in_order():
         return ask_again(loaded, console, template, ids)
 
 
@@ -79,7 +77,7 @@ def _run(
         checkpoint = RunFolder(Path(resume)).newest_checkpoint() if resume else None
         folder.begin(loaded, resume is not None)
         stack.enter_context(console)
-        stack.enter_context(_ends_in_order())
+        stack.enter_context(ends_in_order())
         loaded = stack.enter_context(planted(loaded, folder.path, console))
         config = loaded.config
         metrics = stack.enter_context(Metrics(_sinks(config, folder)))
@@ -143,28 +141,3 @@ def _forget_later_rows(metrics: Metrics, start: int) -> None:
     for sink in metrics.sinks:
         if isinstance(sink, JsonlSink):
             sink.truncate_after(start - 1)
-
-
-@contextlib.contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: every process is ended on the way out, which further signals do not disturb.
-
-    (Ray crashes in native code where its shutdown is interrupted.) SIGINT stays ignored where the caller ignores it.
-    """
-    is_ending = False
-
-    def interrupt(number: int, frame: Any) -> None:
-        nonlocal is_ending
-        if not is_ending:
-            is_ending = True
-            raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        if number == signal.SIGTERM or before[number] != signal.SIG_IGN:
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
