@@ -15,6 +15,7 @@ import numpy as np
 from vime import device
 from vime.align.bench import Routing
 from vime.align.faults import is_in_engine
+from vime.backends.vllm import walk_faults
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
 from vime.backends.vllm.environment import EngineEnvironment
@@ -64,6 +65,7 @@ class VllmEngine:
         self._stop = StopIds({})
         self._specs: dict[str, TensorEntry] = {}
         self._running: set[str] = set()
+        self._planted: set[str] = set()
         self._counter = itertools.count()
         self._num_prompt_tokens = self._num_cached_tokens = 0
         self._server: Any = None
@@ -96,7 +98,11 @@ class VllmEngine:
         await self._check_parameters()
         self._specs = await self._trace()
         self._buffers = await self._rpc("vime_buffers")
-        planted = [await self.plant(name) for name in self.config.debug.inject if is_in_engine(name)]
+        planted = [
+            f"engine {self.index}: PLANTED FAULT {name} (debug.inject): {await self.plant(name)}"
+            for name in self.config.debug.inject
+            if is_in_engine(name)
+        ]
         await self._llm.update_weight_version("0")
         self.weight_version = 0
         return self._info(vllm.__version__, vllm_config, planted)
@@ -293,7 +299,8 @@ class VllmEngine:
     async def pause(self) -> None:
         """Stop scheduling and drop every cached key and value; running requests are kept and go on after resume."""
         llm = self._require_started()
-        await self._limited(llm.pause_generation(mode="keep", clear_cache=True), "pause")
+        clears = walk_faults.KEEPS_CACHE not in self._planted
+        await self._limited(llm.pause_generation(mode="keep", clear_cache=clears), "pause")
 
     async def resume(self) -> None:
         """Go on with the requests that pause kept. Raises VimeError while the engine holds no complete weights."""
@@ -353,19 +360,23 @@ class VllmEngine:
 
         Raises VimeError naming every buffer (rotary cache, scales) that did not survive: no update carries those.
         """
-        llm = self._require_started()
         if self._asleep_at is None:
             raise VimeError(f"engine {self.index} is awake")
-        if self.on_cpu:
-            await self._rpc("vime_wake")
-        else:
-            await self._limited(llm.wake_up(), "wake")
-        self._asleep_at = None
-        self.no_weights_reason = "it slept at level 2, which drops the weights"
+        await self._take_memory_back()
+        if walk_faults.LOSES_BUFFER in self._planted:
+            await self._rpc("vime_plant_fault", "zero-rotary")
         await self._require_buffers()
         if self._version_before_sleep is not None:
             self.weight_version = self._version_before_sleep
             await self.resume()
+
+    async def _take_memory_back(self) -> None:
+        if self.on_cpu:
+            await self._rpc("vime_wake")
+        else:
+            await self._limited(self._require_started().wake_up(), "wake")
+        self._asleep_at = None
+        self.no_weights_reason = "it slept at level 2, which drops the weights"
 
     async def serve_openai(self) -> str:
         """Serve this engine at the returned URL (loopback, OpenAI-compatible under ``/v1``) until shutdown."""
@@ -421,7 +432,8 @@ class VllmEngine:
             await self._abort_after_failure()
             return received, held
         self.weight_version = version
-        await self.reset_prefix_cache()
+        if walk_faults.KEEPS_CACHE not in self._planted:
+            await self.reset_prefix_cache()
         await self.resume()
         return received, held
 
@@ -443,13 +455,31 @@ class VllmEngine:
         return [[name for name in before if now.get(name) != before[name]] for before, now in ranks]
 
     async def plant(self, fault: str) -> str:
-        """Plant a fault of ``vime.align.faults`` in every worker; returns a warning that says so.
+        """Plant a fault of ``vime.align.faults`` in this live engine; returns what was changed, in words.
 
-        It comes after buffers were digested at the start, as a loss during the run would.
+        At the start it comes after buffers were digested, as a loss during the run would.
         """
-        done = await self._rpc("vime_plant_fault", fault)
+        said = ""
+        if fault in walk_faults.OPTIONS:
+            changes = walk_faults.OPTIONS[fault]
+            self.sampling = with_changes(self.sampling, changes)
+            said = "sampled with " + ", ".join(f"{name} = {value:g}" for name, value in changes.items())
+        elif fault == walk_faults.LOSES_BUFFER:
+            said = "the rotary cache is zero after the next sleep"
+        else:
+            said = (await self._rpc("vime_plant_fault", fault))[0]
         await self.reset_prefix_cache()
-        return f"engine {self.index}: PLANTED FAULT {fault} (debug.inject): {done[0]}"
+        self._planted.add(fault)
+        return said
+
+    async def heal(self) -> None:
+        """Undo what was planted, but for weights, which the next update carries."""
+        self._planted.clear()
+        self.sampling = self.config.rollout.sampling
+        if self._asleep_at is not None:
+            await self._take_memory_back()
+        await self._rpc("vime_heal")
+        await self.reset_prefix_cache()
 
     async def _require_buffers(self) -> None:
         for rank, lost in enumerate(await self.changed_buffers()):

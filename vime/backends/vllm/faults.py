@@ -24,7 +24,7 @@ def plant(model: torch.nn.Module, fault: str) -> str:
         raise UsageError(f"debug.inject: {fault!r} is no fault of an engine", f"known: {', '.join(PLANTERS)}")
     with torch.no_grad():
         done = PLANTERS[fault](model)
-    _pack_again(model)
+    pack_again(model)
     return done
 
 
@@ -95,7 +95,7 @@ def _layers(model: torch.nn.Module) -> dict[int, dict[str, torch.Tensor]]:
     return found
 
 
-def _pack_again(model: torch.nn.Module) -> None:
+def pack_again(model: torch.nn.Module) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():

@@ -41,7 +41,8 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
 class ShmReceiver(WeightTransferEngine):
     """Loads whole Hugging Face tensors through vLLM's layerwise reload, which redoes what follows the first load too.
 
-    ``received``: digest of each tensor as it entered ``load_weights`` in the latest update.
+    received   digest of each tensor as it entered ``load_weights`` in the latest update
+    dropped    names that a planted fault keeps out of it
     """
 
     init_info_cls = ShmInitInfo
@@ -51,6 +52,7 @@ class ShmReceiver(WeightTransferEngine):
     def __init__(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
         super().__init__(*args, **kwargs)
         self.received: dict[str, str] = {}
+        self.dropped: frozenset[str] = frozenset()
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         return
@@ -75,6 +77,8 @@ class ShmReceiver(WeightTransferEngine):
 
     def _digested(self, buffer: SharedBuffer, plan: BufferPlan) -> Iterator[tuple[str, torch.Tensor]]:
         for entry, tensor in buffer.views(plan):
+            if entry.name in self.dropped:
+                continue
             self.received[entry.name] = digest(tensor)
             yield entry.name, tensor
 

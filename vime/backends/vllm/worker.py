@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class WorkerExtension:
     _vime_specs: dict[str, TensorEntry]
     _vime_sleeping: cpu_sleep.Sleeping
     _vime_capture: Capture
+    _vime_undo: list[Callable[[], None]]
 
     def vime_model(self) -> torch.nn.Module:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
@@ -117,9 +118,19 @@ class WorkerExtension:
 
     def vime_plant_fault(self, name: str) -> str:
         """Plant a fault of ``vime.align.faults``; returns what was changed, in words."""
-        from vime.backends.vllm.faults import plant
+        from vime.backends.vllm.walk_faults import plant
 
-        return plant(self.vime_model(), name)
+        said, undo = plant(self, name)
+        self._vime_undo = [*getattr(self, "_vime_undo", []), undo]
+        return said
+
+    def vime_heal(self) -> None:
+        """Undo what was planted, but for weights, which the next update carries."""
+        for undo in reversed(getattr(self, "_vime_undo", [])):
+            undo()
+        self._vime_undo = []
+        for cache in cpu_sleep.kv_caches(self.model_runner):  # type: ignore[attr-defined]
+            cache.zero_()  # a NaN in a block that is used again would pass through its mask
 
     def vime_received(self) -> dict[str, str]:
         """Digests of the latest update's tensors as they entered ``load_weights``."""
