@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ PAGE = """<!doctype html>
 """
 
 
-def page(title: str, name: str, data: Any) -> str:
+def page(title: str, name: str, data: Any, shared: Sequence[str] = ()) -> str:
     """The page made of ``name``.html, .css and .js beside this file, with ``data`` as JSON for the script to read.
 
-    The policy allows exactly this style and this script, by their hashes, and nothing to be fetched.
+    ``shared``: names of styles and scripts that come before them. The policy allows exactly this style and this script,
+    by their hashes, and nothing to be fetched.
     """
-    style, body, script = (_part(f"{name}.{kind}") for kind in ("css", "html", "js"))
+    body = _part(f"{name}.html")
+    style, script = ("\n".join(_part(f"{part}.{kind}") for part in (*shared, name)) for kind in ("css", "js"))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
