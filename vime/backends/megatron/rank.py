@@ -5,7 +5,7 @@ Every method is a collective: all ranks call it with the same arguments, in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,21 @@ import numpy as np
 import torch
 
 from vime import device
-from vime.align.bench import AS_THE_RUN, Forward, LoadedParameter
-from vime.backends.megatron import checkpoint, faults, hf_folder, loaded, offload, parallel, spec, weights
+from vime.align.bench import AS_THE_RUN, Forward, LoadedParameter, Routing
+from vime.backends.megatron import (
+    checkpoint,
+    faults,
+    hf_folder,
+    loaded,
+    offload,
+    outputs,
+    parallel,
+    spec,
+    walk_faults,
+    weights,
+)
 from vime.backends.megatron.build import Model, build_model, check_config
-from vime.backends.megatron.forward import compute_log_probs, make_micro
+from vime.backends.megatron.forward import Micro, compute_log_probs, make_micro
 from vime.backends.megatron.step import build_learner, train_step
 from vime.config.schema import Config
 from vime.errors import UsageError, VimeError
@@ -63,6 +74,7 @@ class MegatronRank:
             config.run.seed,
         )
         self._offloaded: offload.Offloaded | None = None
+        self._undo: list[Callable[[], None]] = []
         self._keeps_initial, self._initial = keeps_initial, dict[str, loaded.Digests]()
         try:
             policy = self._new_model("policy", self.spec)
@@ -139,14 +151,9 @@ class MegatronRank:
         model = self._model(of)
         names = [f"{group}/{index}" for group, index in zip(batch.group_ids_N, batch.indices_N, strict=True)]
         self._check_tokens(batch.offsets, batch.token_ids_T, names)
-        layout = self.config.parallel
         if of == "policy":
             self.learner.gather_parameters()
-        multiple_of = layout.pp if layout.vpp is not None else 1
-        longest = how.max_tokens_per_micro_batch or self.config.train.max_tokens_per_micro_batch
-        plan = plan_micro_batches(batch.lengths_N, layout.dp, longest, multiple_of)[parallel.dp_rank()]
-        packs = [pack_tokens(batch.offsets, batch.token_ids_T, rows) for rows in plan]
-        micros = [make_micro(i, tokens, ends, layout, None) for i, (tokens, ends) in enumerate(packs)]
+        plan, micros = self._micros(batch, how)
         with self._with_others(f"log_probs of {of}"):
             found = compute_log_probs(model, micros, how.temperature or self.config.rollout.sampling.temperature)
         if not parallel.owns_results():
@@ -155,6 +162,48 @@ class MegatronRank:
         rows = np.concatenate([plan[i] for i in used]) if used else np.empty(0, np.int64)
         flat = np.concatenate([found[i] for i in used]) if used else np.empty(0, np.float32)
         return rows.astype(np.int64), flat
+
+    def _micros(self, batch: RolloutBatch, how: Forward) -> tuple[list[np.ndarray], list[Micro]]:
+        """The forwards of this data-parallel rank: rows of the batch, and their packs."""
+        layout = self.config.parallel
+        multiple_of = layout.pp if layout.vpp is not None else 1
+        longest = how.max_tokens_per_micro_batch or self.config.train.max_tokens_per_micro_batch
+        plan = plan_micro_batches(batch.lengths_N, layout.dp, longest, multiple_of)[parallel.dp_rank()]
+        packs = [pack_tokens(batch.offsets, batch.token_ids_T, rows) for rows in plan]
+        return plan, [make_micro(i, tokens, ends, layout, None) for i, (tokens, ends) in enumerate(packs)]
+
+    def outputs(self, token_ids: np.ndarray, points: Sequence[str], of: str = "policy") -> dict[str, np.ndarray] | None:
+        """float32 [L, width] of the named points (``vime.align.points``) that this pipeline stage computes.
+
+        Every data-parallel rank runs the same sequence; None on ranks that hold nothing but copies.
+        """
+        model = self._model(of)
+        self._check_tokens(np.array([0, len(token_ids)]), token_ids, ["to compare"])
+        if of == "policy":
+            self.learner.gather_parameters()
+        with self._with_others(f"outputs of {of}"):
+            found = outputs.compute_outputs(model, token_ids, points)
+        return found if parallel.dp_rank() == 0 and parallel.is_first_of_stage() else None
+
+    def routing(self, batch: RolloutBatch) -> tuple[np.ndarray, Routing] | None:
+        """(rows of the batch, experts of their tokens in this stage's layers), packed as for log-probs.
+
+        None where there are none of them, or where another rank answers. UsageError for a model without experts.
+        """
+        if not self.spec.num_experts:
+            raise UsageError(f"model.path = {self.config.model.path}: a model without experts routes no tokens")
+        self.learner.gather_parameters()
+        plan, micros = self._micros(batch, AS_THE_RUN)
+        with self._with_others("routing"):
+            found = outputs.compute_routing(self.policy, micros)
+        if not found or not parallel.is_first_of_stage():
+            return None
+        pairs = zip(plan, micros, strict=True)  # a micro-batch without rows is a filler
+        used = np.concatenate([np.full(len(m.pack.position_T), len(rows) > 0) for rows, m in pairs])
+        experts_TMK = np.stack([experts[used] for experts, _ in found.values()], 1)
+        margins_TM = np.stack([margins[used] for _, margins in found.values()], 1)
+        rows = np.concatenate(plan).astype(np.int64)
+        return rows, Routing(tuple(found), experts_TMK, margins_TM)
 
     def _model(self, of: str) -> Model:
         if of == "policy":
@@ -249,6 +298,41 @@ class MegatronRank:
         if self.config.parallel.distributed_optimizer:
             raise UsageError("named_gradients: parallel.distributed_optimizer = True keeps only shards of the gradient")
         return weights.export(self.policy, value=lambda parameter: parameter.main_grad)
+
+    # ------------------------------------------------------------ planted faults
+
+    def plant(self, fault: str) -> str:
+        """Plant a fault of ``vime.align.faults`` in this live rank; returns what was changed, in words. A collective.
+
+        UsageError for a name that is no fault of a trainer, or where model or layout have no place for it.
+        """
+        said, undo = walk_faults.plant(self, fault)
+        self._undo += undo
+        return said
+
+    def heal(self) -> None:
+        """Undo what was planted, and begin again. A collective."""
+        while self._undo:
+            self._undo.pop()()
+        self.restart()
+
+    def restart(self, path: str | None = None) -> None:
+        """Weights, reference and optimizer bitwise as they were at the start; ``path``: another folder of the model,
+        which is model.path from now on, until ``heal``. A collective.
+        """
+        if path is not None:
+            own = self.config
+            self._undo.append(lambda: self.use(own))
+            self.use(own.model_copy(update={"model": own.model.model_copy(update={"path": path})}))
+        model = self.config.model
+        self._accounting["policy"] = weights.load(self.policy, model.path)
+        self.learner.begin_again()
+        if self.reference is not None:
+            self._accounting["reference"] = weights.load(self.reference, model.ref_path or model.path)
+
+    def use(self, config: Config) -> None:
+        """Go on with another configuration; the layout must be the same."""
+        self.config = self.learner.config = config
 
     # ------------------------------------------------------------ disk and memory
 
