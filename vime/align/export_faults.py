@@ -40,7 +40,8 @@ class ExportFault:
 
     def apply(self, spec: ModelSpec, stream: Iterable[Named]) -> Iterator[Named]:
         """The same names in the same order, with other values; what stands between them is held back until all came."""
-        missing = set(self.names(spec))
+        names = self.names(spec)
+        missing = set(names)
         held: dict[str, Tensor] = {}
         taken: dict[str, Tensor] = {}
         for name, tensor in stream:
@@ -52,7 +53,7 @@ class ExportFault:
                 taken[name] = tensor
                 missing.discard(name)
             if not missing:
-                yield from (held | self.change(taken)).items()
+                yield from (held | self.change({name: taken[name] for name in names})).items()
 
 
 def _middle(spec: ModelSpec) -> list[str]:
@@ -73,9 +74,10 @@ def _two_layers(spec: ModelSpec) -> list[str]:
 
 
 def _exchange_layers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    names = list(tensors)
-    half = len(names) // 2
-    return dict(zip(names, [tensors[n] for n in names[half:] + names[:half]], strict=True))
+    one, other = sorted({layer_of(name) for name in tensors}, key=str)
+    twin = {str(one): str(other), str(other): str(one)}
+    parts = {name: name.split(".", 3) for name in tensors}
+    return {name: tensors[".".join([a, b, twin[layer], rest])] for name, (a, b, layer, rest) in parts.items()}
 
 
 def _query_and_key(spec: ModelSpec) -> list[str]:
