@@ -6,7 +6,7 @@ Axes: T tokens of all samples, K the tokens that are compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,10 @@ class Band:
         if dtype != "bfloat16":
             limit = scale * engine_limit(dtype, num_layers)
             return cls(limit, limit, reason=f"max {limit:.2g} ({dtype}, {num_layers} layers{at})")
-        found = [scale * value for value in (engine_limit(dtype, num_layers), 2.0, 1e-2, 0.15, 0.5)]
-        passes, fails = f"max {found[0]:.2g}, mean {found[2]:.2g}", f"mean {found[3]:.2g}, of a sample {found[4]:.2g}"
-        return cls(*found, reason=f"{passes}; wrong above {fails} ({dtype}, {num_layers} layers{at})")
+        found = cls(scale * engine_limit(dtype, num_layers), scale * 2.0, scale * 1e-2, scale * 0.15, scale * 0.5)
+        passes = f"max {found.pass_max:.2g}, mean {found.pass_mean:.2g}"
+        fails = f"mean {found.fail_mean:.2g}, of a sample {found.fail_sample:.2g}"
+        return replace(found, reason=f"{passes}; wrong above {fails} ({dtype}, {num_layers} layers{at})")
 
     @classmethod
     def of_bench(cls, bench: Bench, temperature: float | None = None) -> Band:
@@ -147,7 +148,7 @@ class Gap:
                 found.append(
                     SampleGap(row, name, float(size.max()), float(size.mean()), float(values.mean()), len(values))
                 )
-        return sorted(found, key=lambda one: (-np.inf if np.isnan(one.mean) else -one.mean))
+        return sorted(found, key=lambda one: -np.inf if np.isnan(one.mean) else -one.mean)
 
     def worst_tokens(self, tokenizer: Any, count: int = 3) -> tuple[str, ...]:
         """The tokens with the largest |difference|, with their text and what stands before them."""

@@ -130,20 +130,45 @@ class Oracle:
         """The logits of the sampled tokens of one sample; a text where there are none, with the reason."""
         import torch
 
+        if reason := self._reason_of(batch, row):
+            return reason
+        ids_L, at_R = self._sampled(batch, row)
+        with torch.inference_mode():
+            logits_RV = self._model(input_ids=ids_L[None], logits_to_keep=at_R - 1).logits[0]
+        return Position(logits_RV, ids_L.numpy(), int(batch.prompt_lens_N[row]), at_R.numpy())
+
+    def head_effect(self, batch: RolloutBatch, row: int) -> np.ndarray | str:
+        """float64 [R], nats: what a head and logits in bfloat16 change, all else in float32; a text as ``position``."""
+        import torch
+
+        if reason := self._reason_of(batch, row):
+            return reason
+        ids_L, at_R = self._sampled(batch, row)
+        head = self._model.get_output_embeddings()
+        with torch.inference_mode():
+            hidden_RH = self._model.base_model(input_ids=ids_L[None]).last_hidden_state[0, at_R - 1]
+            rounded_RH, rounded_VH = (x.bfloat16().float() for x in (hidden_RH, head.weight))
+            found = [head(hidden_RH), (rounded_RH @ rounded_VH.T).bfloat16().float()]
+            scores = [torch.log_softmax(x / self.temperature, -1).gather(1, ids_L[at_R][:, None])[:, 0] for x in found]
+        return (scores[1] - scores[0]).double().numpy()
+
+    def _reason_of(self, batch: RolloutBatch, row: int) -> str | None:
+        """Why one sample cannot be scored; None, and the model is loaded, where it can."""
         if reason := self._reason(batch):
             return reason
         if not self._within_budget(batch, [row]):
             return f"{batch.lengths_N[row]} tokens are too long to be scored on this machine's cores in a minute"
         if self._model is None:
             self._model = _load(self.path)
+        return None
+
+    def _sampled(self, batch: RolloutBatch, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids [L], positions [R] of the sampled tokens) of one sample."""
+        import torch
+
         here = _slice(batch, row)
         at = np.flatnonzero(batch.loss_mask_T[here])
-        ids = batch.token_ids_T[here]
-        with torch.inference_mode():
-            logits = self._model(
-                input_ids=torch.from_numpy(ids.astype(np.int64))[None], logits_to_keep=torch.from_numpy(at - 1)
-            ).logits[0]
-        return Position(logits, ids, int(batch.prompt_lens_N[row]), at)
+        return torch.from_numpy(batch.token_ids_T[here].astype(np.int64)), torch.from_numpy(at)
 
     def _reason(self, batch: RolloutBatch) -> str | None:
         version = max((row["weight_version_max"] for row in batch.rows), default=0)
