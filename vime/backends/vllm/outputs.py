@@ -67,12 +67,11 @@ class Capture:
     def _place_in_layer(self, name: str, block: Any) -> None:
         attention, part = block.self_attn, part_of(name)
         gate = getattr(block.mlp, "gate", None)
-        if part == "q":
-            self._before(attention.rotary_emb, name, partial(_argument, index=1, keyword="query"))
-        elif part == "k":
-            self._before(attention.rotary_emb, name, partial(_argument, index=2, keyword="key"))
-        elif part == "v":
-            self._before(attention.attn, name, partial(_argument, index=2, keyword="value"))
+        if part in ("q", "k") and hasattr(attention, f"{part}_norm"):
+            self._after(getattr(attention, f"{part}_norm"), name, _first)
+        elif part in ("q", "k", "v"):  # not at the rotary embedding, which all layers share
+            sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+            self._after(attention.qkv_proj, name, partial(_heads, sizes=sizes, index="qkv".index(part)))
         elif part == "out":
             self._after(block, name, _sum)
         elif part == "router" and gate is not None:
@@ -90,12 +89,6 @@ class Capture:
 
     def _after(self, module: torch.nn.Module, name: str, pick: Pick) -> None:
         self._hooks.append(module.register_forward_hook(lambda _module, _arguments, out: self._keep(name, pick(out))))
-
-    def _before(self, module: torch.nn.Module, name: str, pick: Callable[[Any, Any], torch.Tensor]) -> None:
-        def hook(_module: Any, arguments: Any, keywords: Any) -> None:
-            self._keep(name, pick(arguments, keywords))
-
-        self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         copy = value.detach().to("cpu", torch.float32, copy=True)
@@ -125,8 +118,9 @@ def _sum(output: Any) -> torch.Tensor:
     return hidden if residual is None else hidden + residual
 
 
-def _argument(arguments: Any, keywords: Any, index: int, keyword: str) -> torch.Tensor:
-    return keywords[keyword] if keyword in keywords else arguments[index]
+def _heads(output: Any, sizes: Sequence[int], index: int) -> torch.Tensor:
+    """Query, key or value of the joined projection."""
+    return _first(output).split(list(sizes), dim=-1)[index]
 
 
 def _top(output: Any, count: int) -> torch.Tensor:

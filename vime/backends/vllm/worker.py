@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from vime import device
 from vime.backends.vllm import cpu_sleep
+from vime.backends.vllm.live import LiveWeights
 from vime.backends.vllm.loader_trace import Layout, trace
 from vime.backends.vllm.outputs import Capture
 from vime.errors import UsageError
@@ -109,6 +110,10 @@ class WorkerExtension:
         """[point, shape, float32 bytes] of each; the hooks are gone."""
         return [[name, list(value.shape), value.numpy().tobytes()] for name, value in self._vime_capture.take().items()]
 
+    def vime_hooks(self) -> int:
+        """Hooks on the modules of the live model."""
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in self.vime_model().modules())
+
     def vime_plant(self, name: str, value: float) -> None:
         """Overwrite one parameter or buffer with ``value``: the fault that a check must catch."""
         tensors = self._vime_live()
@@ -132,21 +137,70 @@ class WorkerExtension:
         for cache in cpu_sleep.kv_caches(self.model_runner):  # type: ignore[attr-defined]
             cache.zero_()  # a NaN in a block that is used again would pass through its mask
 
-    def vime_received(self) -> dict[str, str]:
-        """Digests of the latest update's tensors as they entered ``load_weights``."""
-        return dict(self.weight_transfer_engine.received)  # type: ignore[attr-defined]
+    def vime_received(self) -> tuple[dict[str, str], float]:
+        """Digests of the latest update's tensors as they entered ``load_weights``, and the seconds that these took."""
+        receiver = self.weight_transfer_engine  # type: ignore[attr-defined]
+        return dict(receiver.received), receiver.seconds
 
-    def vime_held(self) -> dict[str, str]:
+    def vime_held(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """Digests of the tensors that the live parameters hold, put back into Hugging Face names and shapes.
 
-        Only for a worker that holds whole tensors (tensor-parallel size 1).
+        Of ``names`` alone, where given; the others are empty. Only for a worker that holds whole tensors
+        (tensor-parallel size 1).
         """
-        live = self._vime_live()
-        return {name: digest(self._vime_gather(name, live)) for name, r in self._vime_layout.regions.items() if r}
+        live, chosen = LiveWeights(self.vime_model()), None if names is None else set(names)
+        return {
+            name: digest(self._vime_gather(name, live)) if chosen is None or name in chosen else ""
+            for name, regions in self._vime_layout.regions.items()
+            if regions
+        }
+
+    def vime_dump(self, order: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Records of what the live parameters hold, see ``dumping.dump_held``. A collective; empty but on rank 0."""
+        from vime.backends.vllm.dumping import Order, dump_held, with_dtypes
+
+        asked = with_dtypes(Order(**order), self._vime_specs)
+        return dump_held(self._vime_layout, self._vime_specs, LiveWeights(self.vime_model()), asked)
+
+    def vime_dump_buffers(self) -> dict[str, dict[str, Any]]:
+        """Records of every buffer: what no checkpoint carries."""
+        from vime.backends.vllm.dumping import dump_buffers
+
+        return dump_buffers(self.vime_model())
+
+    def vime_recorded_loading(self) -> dict[str, dict[str, Any]]:
+        """Records of what entered the first load, where that was asked for; empty but on rank 0."""
+        from vime.backends.vllm.dumping import recorded_loading
+
+        return recorded_loading()
+
+    def vime_record_update(self, order: dict[str, Any]) -> None:
+        """Dump what enters ``load_weights`` in the next update; rank 0 does."""
+        from vime.backends.vllm.dumping import Order, Stream, is_first_rank
+
+        if is_first_rank():
+            self.weight_transfer_engine.stream = Stream(Order(**order))  # type: ignore[attr-defined]
+
+    def vime_recorded_update(self) -> dict[str, dict[str, Any]]:
+        """Records of the update that was asked to be dumped; empty but on rank 0."""
+        receiver = self.weight_transfer_engine  # type: ignore[attr-defined]
+        stream, receiver.stream = receiver.stream, None
+        return {} if stream is None else stream.finish()
+
+    def vime_put(self, path: str, num_bytes: int, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """Copy this worker's parts of these tensors into the shared file; all workers together put whole tensors."""
+        live = LiveWeights(self.vime_model())
+        buffer = SharedBuffer.attach(path, num_bytes)
+        try:
+            for entry, whole in buffer.views(BufferPlan(tuple(entries_of(rows)), tuple(offsets), num_bytes)):
+                for r in self._vime_layout.regions[entry.name]:
+                    r.source.within(whole).copy_(r.target.within(live[r.parameter]))
+        finally:
+            buffer.close()
 
     def vime_unequal(self, path: str, num_bytes: int, rows: Sequence[Row], offsets: Sequence[int]) -> list[str]:
         """Names whose part in this worker's parameters is not, byte for byte, that part of the shared file."""
-        live = self._vime_live()
+        live = LiveWeights(self.vime_model())
         plan = BufferPlan(tuple(entries_of(rows)), tuple(offsets), num_bytes)
         buffer = SharedBuffer.attach(path, num_bytes)
         try:
@@ -154,9 +208,9 @@ class WorkerExtension:
         finally:
             buffer.close()
 
-    def _vime_is_equal(self, name: str, sent: torch.Tensor, live: dict[str, torch.Tensor]) -> bool:
+    def _vime_is_equal(self, name: str, sent: torch.Tensor, live: Mapping[str, torch.Tensor]) -> bool:
         return all(
-            digest(r.target.within(live[r.parameter])) == digest(r.source.within(sent))
+            torch.equal(_bytes(r.target.within(live[r.parameter])), _bytes(r.source.within(sent)))
             for r in self._vime_layout.regions[name]
         )
 
@@ -164,7 +218,7 @@ class WorkerExtension:
         model = self.vime_model()
         return {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
 
-    def _vime_gather(self, name: str, live: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _vime_gather(self, name: str, live: Mapping[str, torch.Tensor]) -> torch.Tensor:
         spec, regions = self._vime_specs[name], self._vime_layout.regions[name]
         if len(regions) == 1 and regions[0].source.shape == spec.shape:
             return regions[0].target.within(live[regions[0].parameter])
@@ -172,3 +226,7 @@ class WorkerExtension:
         for region in regions:
             region.source.within(whole).copy_(region.target.within(live[region.parameter]))
         return whole
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
