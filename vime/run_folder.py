@@ -34,6 +34,21 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def report(self) -> Path:
+        """What ``vime align-check`` found, as JSON."""
+        return self.path / "report.json"
+
+    @property
+    def page(self) -> Path:
+        """The same for people."""
+        return self.path / "report.html"
+
+    @property
+    def records(self) -> str:
+        """Template of the rollouts of ``vime align-check``."""
+        return str(self.path / "rollouts" / "data_{rollout_id}.pt")
+
+    @property
     def hf(self) -> Path:
         return self.path / "hf"
 
@@ -51,8 +66,9 @@ class RunFolder:
         return sorted(p for p in found if is_checkpoint(p))
 
     def has_results(self) -> bool:
-        """Whether a run got anywhere here: it wrote metrics or a checkpoint."""
-        return bool(self.checkpoints()) or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+        """Whether a run got anywhere here: it wrote metrics, a checkpoint, or the report of an align-check."""
+        has_metrics = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return bool(self.checkpoints()) or has_metrics or self.report.exists()
 
     def newest_checkpoint(self) -> Path:
         """Where a resume starts. Raises UsageError if there is none: never a silent fresh start."""
@@ -94,9 +110,10 @@ class RunFolder:
                     f"run.dir = {str(self.path)!r} already holds a run",
                     "choose another run.name or run.dir, resume it with --resume, or set run.overwrite=true",
                 )
-            for child in ("checkpoints", "eval", "hf", "tensorboard"):
+            for child in ("checkpoints", "eval", "hf", "tensorboard", "rollouts"):
                 shutil.rmtree(self.path / child, ignore_errors=True)
-            self.metrics.unlink(missing_ok=True)
+            for file in (self.metrics, self.report, self.page):
+                file.unlink(missing_ok=True)
         write_text(self.config, to_toml(loaded.config))
         write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
 

@@ -2,9 +2,113 @@
 
 from __future__ import annotations
 
-from vime.errors import UsageError
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vime_cli import output
+from vime_cli.options import Arguments, AsJson, Call, DryRun, PrintConfig, RayAddress, call
+from vime_cli.prepare import console, prepare
+
+if TYPE_CHECKING:
+    from vime.preflight.small import Size
+
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="CHECK", help="Only this check, by name or step: weights, 8, 8c (may be repeated)."),
+]
+Skip = Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK", help="Not this check (may be repeated).")]
+FromRecord = Annotated[
+    str | None,
+    typer.Option("--from-record", metavar="TEMPLATE", help="Check on saved rollouts; vLLM is never loaded."),
+]
+Ids = Annotated[str | None, typer.Option("--ids", metavar="A:B", help="Which saved rollout; the first by default.")]
+HowMuch = Annotated[
+    str,
+    typer.Option("--size", metavar="PxSxT", help="At most so many prompts, samples of each, tokens of a response."),
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the page there too; it is report.html of run.dir.")
+]
+Inject = Annotated[
+    list[str] | None,
+    typer.Option("--inject", metavar="FAULT", help="Plant a fault, see it caught; --list names them."),
+]
+SelfTest = Annotated[
+    bool, typer.Option("--self-test", help="Plant every fault in tiny models: the table of faults and checks.")
+]
+Bisect = Annotated[
+    bool, typer.Option("--bisect", help="Find the first module whose output differs between trainer and engine.")
+]
+Listed = Annotated[bool, typer.Option("--list", help="List checks and faults; start nothing.")]
 
 
-def align_check() -> None:
-    """Check that trainer and engine agree (to come)."""
-    raise UsageError("vime align-check: not in this version yet")
+def align_check(
+    arguments: Arguments = None,
+    only: Only = None,
+    skip: Skip = None,
+    from_record: FromRecord = None,
+    ids: Ids = None,
+    size: HowMuch = "4x4x64",
+    html: Html = None,
+    inject: Inject = None,
+    self_test: SelfTest = False,
+    bisect: Bisect = False,
+    is_list: Listed = False,
+    ray_address: RayAddress = None,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check that trainer and engine agree, in the order of the debug guide: each check with a verdict, and why."""
+    from vime.preflight.small import Size
+
+    if is_list:
+        output.checks(as_json)
+        return
+    options = {
+        "debug.load_rollout_data": from_record,
+        "debug.inject": inject or None,
+        "cluster.ray_address": ray_address,
+    }
+    printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}
+    asked = _small(call("align-check", arguments, options, **printed), Size.of(size), from_record is not None)
+    names = (_names(only), _names(skip))
+    loaded = prepare(asked, lambda _: _check_names(*names))
+    from vime.runs.align import Asked, align_check
+
+    with output.talk():
+        what = Asked(*names, from_record, ids, html)
+        found = align_check(loaded=loaded, console=console(loaded), asked=what)
+    output.aligned(found, as_json)
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    """``--only names,8c --only 3`` names three checks."""
+    return tuple(name.strip() for text in given or () for name in text.split(",") if name.strip())
+
+
+def _check_names(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
+    """UsageError for a name that is no check's, before anything is started."""
+    from vime.preflight.packages import is_installed
+
+    if is_installed("numpy"):  # which the checks themselves need
+        from vime.align.checks import CHECKS
+        from vime.align.walk import chosen
+
+        chosen(CHECKS, only, skip)
+
+
+def _small(asked: Call, size: Size, is_recorded: bool) -> Call:
+    """With the settings of the walk, which are said."""
+    from vime.config.load import read
+    from vime.preflight.small import changed, small_walk
+
+    before = read(asked.files, asked.overrides)
+    derived = small_walk(before.config, size, is_recorded)
+    if not asked.is_print_config:
+        lines = changed(before, read(asked.files, asked.overrides, derived=derived), derived)
+        output.say(f"align-check has settings of its own: {', '.join(lines)}")
+    return replace(asked, derived=derived)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,9 @@ _KEY_VALUE = re.compile(r"[\w-]+(\.[\w-]+)*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of vime: what to do, with which settings, and what to print. ``start``: the first rollout to do."""
+    """One call of vime: what to do, with which settings, and what to print. ``start``: the first rollout to do;
+    ``derived``: settings that the command itself wants, by dotted path.
+    """
 
     command: str
     files: tuple[Path, ...]
@@ -53,6 +55,7 @@ class Call:
     is_print_config: bool = False
     is_dry_run: bool = False
     as_json: bool = False
+    derived: Mapping[str, Any] = field(default_factory=dict)
 
 
 def call(command: str, arguments: Sequence[str] | None, options: Mapping[str, Any], **rest: Any) -> Call:

@@ -118,6 +118,34 @@ def regenerated(found: Any, as_json: bool, limit: int = 10) -> None:
     _raise_failed(found)
 
 
+def aligned(found: Any, as_json: bool) -> None:
+    """What an align-check found: a row per check, findings in words, the verdict. Raises CheckFailed for FAIL."""
+    from vime.align.summary import COLUMNS
+
+    if as_json:
+        data(found.as_dict())
+    else:
+        table("align-check", COLUMNS, found.table_rows())
+        _write("".join(f"{line}\n" for line in found.lines()))
+    _raise_failed(found)
+
+
+def checks(as_json: bool) -> None:
+    """All checks of an align-check with the guide's line, and the faults that can be planted."""
+    from vime.align.checks import CHECKS
+    from vime.align.faults import FAULTS
+
+    names = ("step", "name", "title", "guide", "needs")
+    rows = [(c.step, c.name, c.title, c.guide, c.needs) for c in CHECKS]
+    faults = [(name, fault.check or "-", fault.description, fault.needs) for name, fault in FAULTS.items()]
+    if as_json:
+        planted = [dict(zip(("name", "check", "description", "needs"), row, strict=True)) for row in faults]
+        data({"checks": [dict(zip(names, row, strict=True)) for row in rows], "faults": planted})
+        return
+    table("checks, in the order of the debug guide", names, rows)
+    table("faults (--inject), with the check that is there for each", ("fault", "check", "what", "needs"), faults)
+
+
 def _raise_failed(found: Any) -> None:
     if failed := found.failed_checks:
         lines = [f"check failed: {check.name}: {check.measured}" for check in failed]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vime.config.load import Loaded
     from vime.log import Progress
 
-OWN_FOLDER = ("rollout", "replay")
+OWN_FOLDER = {"rollout": "rollout", "replay": "replay", "align-check": "align"}
 
 
 def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded:
@@ -29,9 +29,10 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     from vime.preflight import preflight
 
     setup_logging()
-    loaded = read(call.files, call.overrides)
+    loaded = read(call.files, call.overrides, derived=call.derived)
     if call.command in OWN_FOLDER and loaded.origin("run.dir") == DEFAULT:
-        loaded = read(call.files, call.overrides, run_dir=_own_folder(loaded, call.command))
+        own = _own_folder(loaded, OWN_FOLDER[call.command])
+        loaded = read(call.files, call.overrides, own, call.derived)
     if call.is_print_config:
         print_config(call, loaded)
     with output.talk():
@@ -45,16 +46,16 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     return loaded
 
 
-def _own_folder(loaded: Loaded, command: str) -> str:
+def _own_folder(loaded: Loaded, name: str) -> str:
     """Where a command that one gives again and again writes by default: beside the training run, and never over it."""
     from vime.run_folder import RunFolder
 
-    folder, number = f"runs/{{name}}-{command}", 1
+    folder, number = f"runs/{{name}}-{name}", 1
     while RunFolder(Path(folder.replace("{name}", loaded.config.run.name))).has_results():
         if loaded.config.run.overwrite:
             break
         number += 1
-        folder = f"runs/{{name}}-{command}-{number}"
+        folder = f"runs/{{name}}-{name}-{number}"
     return folder
 
 

@@ -259,6 +259,7 @@ class Bench(Protocol):
 
     folder: Path  # scratch, removed at the end
     is_live: bool  # False: --from-record, there is no engine and no rollout but the recorded one
+    check: str  # the check that runs at this moment; the walk sets it
 
     @property
     def config(self) -> Config: ...

@@ -21,6 +21,7 @@ class Check:
     guide     the line of the debug guide that it answers
     run       the check itself
     is_live   it needs a live engine; with ``--from-record`` it is skipped
+    of_trainer     it asks for the trainer and files alone: a walk of such checks starts no engine
     explained_by   checks whose failure explains a failure of this one
     """
 
@@ -31,6 +32,14 @@ class Check:
     run: Callable[[Bench], CheckResult]
     is_live: bool = False
     explained_by: tuple[str, ...] = ()
+    of_trainer: bool = False
+
+    @property
+    def needs(self) -> str:
+        """What must run for it."""
+        if self.is_live:
+            return "a live engine"
+        return "the trainer" if self.of_trainer else "the trainer, and a rollout or its record"
 
 
 def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> list[Check]:
@@ -58,6 +67,7 @@ def walk(
     seconds: dict[str, float] = {}
     for check in checks:
         hear(check, None)
+        bench.check = check.name
         began = time.perf_counter()
         result = replace(_result(check, bench), name=check.name)
         result = replace(result, follows=_explanation(check, result, results))

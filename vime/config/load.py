@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,20 @@ def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
     return loaded
 
 
-def read(files: Sequence[Path], overrides: Sequence[str] = (), run_dir: str | None = None) -> Loaded:
+def read(
+    files: Sequence[Path],
+    overrides: Sequence[str] = (),
+    run_dir: str | None = None,
+    derived: Mapping[str, Any] | None = None,
+) -> Loaded:
     """As ``load``, but problems are in the result. Raises ConfigError only for an unreadable file or override.
 
-    ``run_dir`` stands in for the default of ``run.dir``.
+    ``run_dir`` stands in for the default of ``run.dir``; ``derived``: dotted path -> value, what the command itself
+    wants, whatever files and overrides say.
     """
     tree = _gather([Path(f) for f in files], overrides)
+    for path, value in (derived or {}).items():
+        tree.set(path, value, DERIVED)
     if run_dir is not None and "run.dir" not in tree.origins:
         tree.set("run.dir", run_dir, DERIVED)
     problems = _drop_unknown(tree) + _drop_nan(tree)

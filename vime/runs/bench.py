@@ -122,9 +122,9 @@ class LiveBench:
         return self.fact("the start of the trainer", self._start_trainer)
 
     def _start_trainer(self) -> LiveTrainer:
-        if self.devices.is_shared:  # the engines come first, as in a colocated run, and make room
-            if self._attempt("the start of the engines", lambda: self.engine) is None:
-                self.devices.to_trainer()
+        # Where devices are shared the engines come first, as in a colocated run, and make room.
+        if self.devices.is_shared and self._attempt("the start of the engines", lambda: self.engine) is None:
+            self.devices.to_trainer()
         with self.observer.phase("starting the trainer"):
             ray = self.begun.new_trainer()
             about = ray.start(keeps_initial=True)
