@@ -234,7 +234,7 @@ def cause_of(case: Case, state: EngineState | None) -> tuple[str, str, tuple[str
             f"not decided between load, conversion, released buffers and the model itself ({why})",
             "run vime rollout on the same model: it compares the engine with the checkpoint"
             if state is None
-            else "run vime rollout with its own engines, rollout.engine_tp = 1: they are compared with the checkpoint",
+            else "run vime rollout with its own engines: they are compared with the checkpoint",
             (),
         )
     if case.gap is None:

@@ -201,7 +201,7 @@ def _weights_differ(records: Sequence[Record], engines: RayEngines | RemoteEngin
 
 def _held_digest(engines: RayEngines | RemoteEngines) -> str:
     """Of the first engine; "" where it cannot be asked."""
-    if isinstance(engines, RemoteEngines) or engines.config.rollout.engine_tp > 1:
+    if isinstance(engines, RemoteEngines):
         return ""
     return manifest_digest(next(iter(engines.held().values())))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,18 @@ class BufferPlan:
         return cls(tuple(entries), tuple(offsets), at)
 
 
+def batches(entries: Sequence[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
+    """The entries in their order, as many at a time as fit in ``max_bytes``, at least one."""
+    batch: list[TensorEntry] = []
+    for entry in entries:
+        if batch and sum(map(num_bytes, batch)) + num_bytes(entry) > max_bytes:
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """What the trainer needs to write one version: the layout, the file, the version. Plain data."""
@@ -57,13 +70,14 @@ class WritePlan:
     buffer: BufferPlan
     path: str
     version: int
+    is_digested: bool = True
 
 
 def write_weights(plan: WritePlan, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightManifest:
     """In the trainer's process: write whole tensors, in the planned order, into the shared file."""
     buffer = SharedBuffer.attach(plan.path, plan.buffer.num_bytes)
     try:
-        return buffer.write(plan.buffer, tensors, plan.version)
+        return buffer.write(plan.buffer, tensors, plan.version, is_digested=plan.is_digested)
     finally:
         buffer.close()
 
@@ -138,13 +152,19 @@ class SharedBuffer:
         return ((e, self.view(e, o)) for e, o in zip(plan.entries, plan.offsets, strict=True))
 
     def write(
-        self, plan: BufferPlan, tensors: Iterable[tuple[str, torch.Tensor]], version: int, origin: str = "trainer"
+        self,
+        plan: BufferPlan,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        version: int,
+        origin: str = "trainer",
+        is_digested: bool = True,
     ) -> WeightManifest:
         """Copy the tensors in and digest each as it lies in the buffer. They must be the plan's, in its order.
 
         Raises VimeError naming the first tensor whose name, shape or dtype is not the planned one, or that is missing.
         """
         written: dict[str, TensorEntry] = {}
+        seconds = 0.0
         stream = iter(tensors)
         for entry, target in self.views(plan):
             name, tensor = next(stream, (None, None))
@@ -154,13 +174,16 @@ class SharedBuffer:
             if got != (entry.name, entry.shape, entry.dtype):
                 raise VimeError(f"tensor {len(written)} is {got}, planned {(entry.name, entry.shape, entry.dtype)}")
             target.copy_(tensor.detach())
+            began = time.perf_counter()
+            found = digest(target) if is_digested else ""
+            seconds += time.perf_counter() - began
             written[entry.name] = TensorEntry(
-                entry.name, entry.shape, entry.dtype, digest(target), 0.0, entry.source_name, layer_of(entry.name)[1]
+                entry.name, entry.shape, entry.dtype, found, 0.0, entry.source_name, layer_of(entry.name)[1]
             )
         extra = next(stream, None)
         if extra is not None:
             raise VimeError(f"weights go on after the {len(written)} planned tensors with {extra[0]}")
-        return WeightManifest(version, origin, written)
+        return WeightManifest(version, origin, written, seconds=seconds)
 
     def close(self) -> None:
         """Let go of the memory; it stays mapped until the last view is gone (torch keeps the object, not a lock)."""

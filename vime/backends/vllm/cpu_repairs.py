@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vime.errors import VimeError
@@ -53,6 +53,11 @@ def apply() -> None:
         "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method",
         "UnquantizedFusedMoEMethod._setup_kernel",
         _prepack_experts_again,
+    )
+    _wrap(
+        "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
+        "CPUUnquantizedExperts.process_weights_after_loading",
+        _remember_packing,
     )
     _wrap("vllm.v1.worker.gpu_input_batch", "InputBatch.add_request", _rewindable_generator)
     _wrap("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", _remember_discarded)
@@ -104,6 +109,25 @@ def _prepack_experts_again(original: Callable[..., None]) -> Callable[..., None]
             self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
     return setup_kernel
+
+
+_packed_experts: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def packed_experts() -> Mapping[torch.nn.Module, str]:
+    """Expert layers whose weights are in the CPU kernel's order -> instruction set of that kernel."""
+    return _packed_experts
+
+
+def _remember_packing(original: Callable[..., None]) -> Callable[..., None]:
+    """What was packed must be unpacked before it can be compared; nothing in vLLM says that it was."""
+
+    def process(self: Any, layer: torch.nn.Module) -> None:
+        original(self, layer)
+        if not self._use_zentorch:
+            _packed_experts[layer] = self.isa
+
+    return process
 
 
 @functools.cache

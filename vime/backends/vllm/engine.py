@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,17 @@ from vime.errors import PromptTooLong, UsageError, VimeError
 from vime.forks import forking_dies_with_parent
 from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
 from vime.weights.checkpoint import read_specs
+from vime.weights.manifest import digest
+from vime.weights.shm import BufferPlan, SharedBuffer, batches
 
 if TYPE_CHECKING:
+    import torch
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 SHUTDOWN_SECONDS = 2.0
+HELD_BYTES = 256 << 20  # read back at a time; more where one tensor is larger
 CONTROL_SECONDS = 60.0  # longest wait for pause, resume, cache reset: they wait for one forward at most
 
 
@@ -73,9 +77,10 @@ class VllmEngine:
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self, record_loading: dict[str, Any] | None = None) -> dict[str, Any]:
         """Start the engine's processes and load the checkpoint as weight version 0.
 
+        ``record_loading``: a ``dumping.Order`` for what this first load reads, see ``recorded_loading``.
         Returns stop ids with origins, effective sampling options with origins, warnings, versions, lengths and pids.
         Raises UsageError for settings vLLM refuses, VimeError if the engine does not come up.
         """
@@ -87,7 +92,11 @@ class VllmEngine:
             raise UsageError(f"vllm.{unknown[0]} is not an argument of vLLM {vllm.__version__} (AsyncEngineArgs)")
         vllm_config = vllm.AsyncEngineArgs(**arguments).create_engine_config()
         logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
-        with forking_dies_with_parent():
+        if record_loading is not None:
+            from vime.backends.vllm.dumping import record_first_load
+
+            record_first_load()  # what is forked inherits it; what is spawned finds the order in its environment
+        with forking_dies_with_parent(), self.environment.recording(record_loading):
             self._llm = vllm.AsyncLLMEngine.from_vllm_config(vllm_config, disable_log_stats=True)
         self._watch = DeathWatch(self.pids)
         self.max_model_len = vllm_config.model_config.max_model_len
@@ -401,11 +410,17 @@ class VllmEngine:
         return list(self._specs.values())
 
     async def update_weights(
-        self, version: int, path: str, tensors: Sequence[tuple[TensorEntry, int]], verify: str = "full"
+        self,
+        version: int,
+        path: str,
+        tensors: Sequence[tuple[TensorEntry, int]],
+        verify: str = "full",
+        names: Sequence[str] | None = None,
     ) -> tuple[WeightManifest, WeightManifest | None]:
         """Replace all weights by those in the shared file ``path``; ``tensors``: entry and first byte of each.
 
-        Returns the digests received and (``verify="full"``) those the live parameters hold. Before the first byte
+        Returns the digests received and (``verify="full"``) those the live parameters hold, of the tensors ``names``
+        (None: all; the others' are empty). Before the first byte
         every name, shape and dtype is checked: UsageError lists what is wrong and the engine goes on with the old
         weights. Where an entry has a digest, both sides must equal it; otherwise, or on an error on the way, the engine
         holds no complete weights and generates nothing until an update succeeds.
@@ -417,7 +432,7 @@ class VllmEngine:
         await self.pause()
         self.weight_version = None
         self.no_weights_reason = f"the update to version {version} is not complete"
-        update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp)
+        update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp, names)
         try:
             seconds = self.config.weights.timeout_seconds
             received, held = await self._limited(update.run(verify), "weight update", seconds)
@@ -442,12 +457,79 @@ class VllmEngine:
             await self.abort()
 
     async def held(self) -> WeightManifest:
-        """Digests, under Hugging Face names, of what the live parameters hold. Only at tensor-parallel size 1."""
-        if self.config.rollout.engine_tp != 1:
-            raise UsageError(f"rollout.engine_tp = {self.config.rollout.engine_tp}: no worker holds whole tensors")
-        (digests,) = await self._rpc("vime_held")
+        """Digests, under Hugging Face names, of what the live parameters hold.
+
+        The parts of several tensor-parallel ranks are put together, ``HELD_BYTES`` at a time.
+        """
+        if self.config.rollout.engine_tp == 1:
+            (digests,) = await self._rpc("vime_held")
+        else:
+            digests = {entry.name: digest(tensor) async for entry, tensor in self.held_tensors()}
         tensors = {name: replace(self._specs[name], digest=d) for name, d in digests.items()}
         return WeightManifest(self.weight_version or 0, "engine-held", tensors)
+
+    async def held_tensors(self) -> AsyncIterator[tuple[TensorEntry, torch.Tensor]]:
+        """Every whole tensor that the ranks together hold, on the CPU. Each is valid until the next is asked for."""
+        for entries in batches(list(self._specs.values()), HELD_BYTES):
+            plan = BufferPlan.of(entries)
+            buffer = SharedBuffer.create(plan.num_bytes)
+            try:
+                await self.put_held(buffer.path, plan)
+                for entry, tensor in buffer.views(plan):
+                    yield entry, tensor
+            finally:
+                buffer.close()
+                buffer.unlink()
+
+    async def put_held(self, path: str, plan: BufferPlan) -> None:
+        """Fill the shared file ``path`` with the tensors of the plan as the live parameters hold them.
+
+        Raises VimeError where ranks that should hold the same do not.
+        """
+        rows = [[t.name, list(t.shape), t.dtype] for t in plan.entries]
+        where = (path, plan.num_bytes, rows, list(plan.offsets))
+        await self._rpc("vime_put", *where)
+        if self.config.rollout.engine_tp == 1:
+            return
+        for rank, names in enumerate(await self._rpc("vime_unequal", *where)):
+            if names:
+                raise VimeError(
+                    f"engine {self.index}: what rank {rank} holds of {len(names)} tensors is not what another rank "
+                    f"holds of the same: {', '.join(names[:5])}",
+                    "sync the weights again; if it stays so, a worker's memory was written to from elsewhere",
+                )
+
+    async def dump_held(self, order: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Records (plain) of what the live parameters hold; ``order`` is a ``dumping.Order``."""
+        from vime.backends.vllm.dumping import Order, Stream
+
+        stream = Stream(Order(**order))
+        try:
+            async for entry, tensor in self.held_tensors():
+                stream.take(entry.name, tensor)
+        except BaseException:
+            stream.close()
+            raise
+        return stream.finish()
+
+    async def dump_buffers(self) -> dict[str, dict[str, Any]]:
+        """Records (plain) of every buffer; under tensor parallelism those that differ by rank say so in their name."""
+        first, *others = await self._rpc("vime_dump_buffers")
+        for rank, buffers in enumerate(others, 1):
+            first |= {f"{name} (rank {rank})": b for name, b in buffers.items() if b != first.get(name)}
+        return first
+
+    async def recorded_loading(self) -> dict[str, dict[str, Any]]:
+        """Records of what entered the first load, which ``start`` was asked for."""
+        return (await self._rpc("vime_recorded_loading"))[0]
+
+    async def record_update(self, order: dict[str, Any]) -> None:
+        """Record what enters the loader in the next update."""
+        await self._rpc("vime_record_update", order)
+
+    async def recorded_update(self) -> dict[str, dict[str, Any]]:
+        """Records of the update that was asked to be recorded."""
+        return (await self._rpc("vime_recorded_update"))[0]
 
     async def changed_buffers(self) -> list[list[str]]:
         """Per rank, the buffers (rotary caches, scales) that are not what they were when the engine started."""

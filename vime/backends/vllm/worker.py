@@ -155,13 +155,6 @@ class WorkerExtension:
             if regions
         }
 
-    def vime_dump(self, order: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Records of what the live parameters hold, see ``dumping.dump_held``. A collective; empty but on rank 0."""
-        from vime.backends.vllm.dumping import Order, dump_held, with_dtypes
-
-        asked = with_dtypes(Order(**order), self._vime_specs)
-        return dump_held(self._vime_layout, self._vime_specs, LiveWeights(self.vime_model()), asked)
-
     def vime_dump_buffers(self) -> dict[str, dict[str, Any]]:
         """Records of every buffer: what no checkpoint carries."""
         from vime.backends.vllm.dumping import dump_buffers
