@@ -25,6 +25,7 @@ METRICS: dict[str, str] = {
     "train/kl_loss": "mean of the chosen estimator of KL(policy || ref), before kl_coef",
     "train/entropy": "mean entropy of the policy's next-token distribution, nats",
     "train/ppo_kl": "mean(old log-prob - new log-prob), nats; exactly 0 in the first step of a rollout",
+    "train/ppo_kl_abs": "mean(|old log-prob - new log-prob|), nats: 0 only where every ratio is exactly 1",
     "train/pg_clipfrac": "share of trained tokens whose ratio was clipped",
     "train/pg_clipfrac_lower": "share of trained tokens bounded by the dual clip; with algo.dual_clip alone",
     "train/grad_norm": "global L2 norm of the gradient before clipping, mean over the steps that were not skipped",

@@ -51,6 +51,7 @@ def policy_loss(
     stats = {
         "pg_clipfrac": (clipped_T > unclipped_T).detach().to(pg_T.dtype),
         "ppo_kl": -log_ratio_T.detach(),
+        "ppo_kl_abs": log_ratio_T.detach().abs(),
     }
     if algo.dual_clip is not None:
         bound_T = pg_T.where(advantages_T >= 0, pg_T.minimum(-algo.dual_clip * advantages_T))

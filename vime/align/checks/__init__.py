@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from vime.align.checks import (
     batch,
+    coherence,
     decode,
     engine,
+    gradients,
     head,
+    memory,
+    on_policy,
     order,
     packing,
     prefix_cache,
+    resume,
     sampling,
+    second,
     shapes,
     tokens,
+    zero_advantage,
 )
 from vime.align.walk import Check
 
 CHECKS: tuple[Check, ...] = (
+    coherence.CHECK,
     sampling.CHECK,
     tokens.CHECK,
     decode.CHECK,
@@ -27,4 +35,10 @@ CHECKS: tuple[Check, ...] = (
     shapes.CHECK,
     head.CHECK,
     engine.CHECK,
+    on_policy.CHECK,
+    zero_advantage.CHECK,
+    gradients.CHECK,
+    second.CHECK,
+    memory.CHECK,
+    resume.CHECK,
 )
