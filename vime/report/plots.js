@@ -251,6 +251,7 @@ function drawBars(drawn, width) {
   const shown = names.slice(0, BAR_ROWS);
   const values = plot.series.flatMap((s) => s.y).filter((v) => v !== null);
   if (plot.limit !== null) values.push(plot.limit);
+  if (plot.is_log) values.push(...values.filter((v) => v !== 0).map((v) => v / 3));  // the shortest bar is one too
   const axis = plot.is_log ? logAxis(values, 2, width - 10) : linearAxis(values, 2, width - 10, 4, true);
   const [thick, top] = [9, 24];
   const height = 20 + plot.series.length * (thick + 2) + 6;
