@@ -290,14 +290,39 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Verification:
+    """What one weight sync compared, and what that cost: ``seconds`` of the sync's ``sync_seconds``.
+
+    num_equal: tensors of which every engine answered the trainer's digest, of num_compared out of num_tensors.
+    """
+
+    level: str
+    num_tensors: int
+    num_compared: int
+    num_equal: int
+    seconds: float
+    sync_seconds: float
+
+    @property
+    def share(self) -> float:
+        """0..1 of the time of the sync."""
+        return self.seconds / self.sync_seconds if self.sync_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """The names, shapes, dtypes and digests of one set of weights. origin: checkpoint, trainer, engine-received, ..."""
+    """The names, shapes, dtypes and digests of one set of weights. origin: checkpoint, trainer, engine-received, ...
+
+    A tensor without a digest was not digested. seconds: spent on digests; verification: of the sync that carried them.
+    """
 
     version: int
     origin: str
     tensors: dict[str, TensorEntry]
     family: str = ""
     layout: str = ""
+    seconds: float = 0.0
+    verification: Verification | None = None
 
     @property
     def num_bytes(self) -> int:

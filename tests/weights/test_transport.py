@@ -32,7 +32,7 @@ class FakeEngine:
     async def weight_specs(self) -> list[TensorEntry]:
         return self.specs
 
-    async def update_weights(self, version, path, tensors, verify):
+    async def update_weights(self, version, path, tensors, verify, names=None):
         self.calls.append(version)
         await asyncio.sleep(self.delay)
         entries = [e for e, _ in tensors]
@@ -132,9 +132,9 @@ def test_digests_travel_with_the_tensors() -> None:
     seen = []
 
     class Looking(FakeEngine):
-        async def update_weights(self, version, path, tensors, verify):
+        async def update_weights(self, version, path, tensors, verify, names=None):
             seen.extend(e.digest for e, _ in tensors)
-            return await super().update_weights(version, path, tensors, verify)
+            return await super().update_weights(version, path, tensors, verify, names)
 
     transport = ShmTransport(write, SPECS, [Looking()], "full", 20)
     sent = transport.sync(1)

@@ -125,10 +125,12 @@ class RayEngines:
             for i, own in enumerate(options)
         ]
 
-    def begin(self) -> None:
-        """Let every engine come up; ``wait`` for them before use."""
+    def begin(self, record_loading: dict[str, Any] | None = None) -> None:
+        """Let every engine come up; ``wait`` for them before use. ``record_loading``: see the first's ``start``."""
         self._who = {e.name: e.actor.who.remote() for e in self.engines}
-        self._starting = {e.name: e.actor.call.remote("start") for e in self.engines}
+        recorded = [record_loading, *[None] * (len(self.engines) - 1)]
+        starts = zip(self.engines, recorded, strict=True)
+        self._starting = {e.name: e.actor.call.remote("start", order) for e, order in starts}
 
     def wait(self) -> list[dict[str, Any]]:
         """The engines' descriptions, in order, once all are up. Raises VimeError with the first cause."""
@@ -160,6 +162,12 @@ class RayEngines:
     def _ask(self, method: str, what: str) -> dict[str, Any]:
         refs = {e.name: e.actor.call.remote(method) for e in self.engines}
         return gather(refs, self.config.weights.timeout_seconds, what)
+
+    def first(self, method: str, *args: Any, what: str) -> Any:
+        """What the first engine answers to ``method``."""
+        engine = self.engines[0]
+        refs = {engine.name: engine.actor.call.remote(method, *args)}
+        return gather(refs, self.config.weights.timeout_seconds, what)[engine.name]
 
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
         """End the engines in order, so that they leave nothing behind; the session ends what does not answer."""

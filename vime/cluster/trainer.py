@@ -64,6 +64,19 @@ class TrainerActor:
             pass
         return None
 
+    def dump_weights(self, rows: list[list[Any]], folder: str | None, progress: str | None) -> dict[str, Any]:
+        """Rank 0 records the tensors of ``rows`` (name, shape, dtype), see ``vime.weights.dump``, as plain data."""
+        from vime.weights.dump import record_stream, tell_progress
+
+        tensors = self.backend.named_weights()
+        if self.rank != 0:
+            for _ in tensors:
+                pass
+            return {}
+        entries = [TensorEntry(name, tuple(shape), dtype) for name, shape, dtype in rows]
+        records = record_stream(tensors, entries, None if folder is None else Path(folder), tell_progress(progress))
+        return {name: record.as_dict() for name, record in records.items()}
+
     def write_tensors(self, of: str, folder: str | None, version: int) -> WeightManifest | None:
         """Rank 0 digests whole tensors (``of``: weights, gradients) and writes them below ``folder``, where given."""
         from vime.weights.manifest import build_manifest
@@ -168,6 +181,13 @@ class RayTrainer:
         return self._all("write_weights", plan, limit=limit, what="export of the weights", direct=True)[
             "trainer rank 0"
         ]
+
+    def dump_weights(self, rows: list[list[Any]], folder: Path | None, progress: Path | None) -> dict[str, Any]:
+        """Plain records of the policy's weights by name; ``folder``: written there too; ``progress``: file of bytes."""
+        limit = self.config.weights.timeout_seconds
+        arguments = (rows, None if folder is None else str(folder), None if progress is None else str(progress))
+        answers = self._all("dump_weights", *arguments, limit=limit, what="dump of the weights", direct=True)
+        return answers["trainer rank 0"]
 
     def write_tensors(self, of: str, folder: Path | None, version: int) -> WeightManifest:
         """Digests of the ``weights``, or of the ``gradients`` of the last step; ``folder``: written there too."""

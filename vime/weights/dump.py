@@ -33,7 +33,7 @@ _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 Tensors = Iterable[tuple[str, "torch.Tensor"]]
-Hear = Callable[[int, int], None]
+Hear = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,36 +158,54 @@ class FolderWriter:
 class Recorder:
     """Passes a stream on, digests each tensor, and writes it where a writer is given.
 
-    chosen  names to look at; None: all. hear: told bytes done and in all
+    entries  the tensors to look at; others pass. hear: told the bytes done so far
     """
 
     entries: Sequence[TensorEntry]
     writer: FolderWriter | None = None
-    hear: Hear = lambda done, total: None
+    hear: Hear = lambda done: None
     records: dict[str, TensorRecord] = field(default_factory=dict)
+    _done: int = 0
 
     def through(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises ValueError if a name comes twice."""
         chosen = {entry.name for entry in self.entries}
-        total = sum(num_bytes(entry) for entry in self.entries)
-        done = 0
         for name, tensor in tensors:
             if name in chosen:
-                if name in self.records:
-                    raise ValueError(f"tensor {name} comes twice")
-                self.records[name] = record_of(name, tensor)
-                if self.writer is not None:
-                    self.writer.put(name, tensor)
-                done += tensor.nbytes
-                self.hear(done, total)
+                self.take(name, tensor)
             yield name, tensor
+
+    def take(self, name: str, tensor: torch.Tensor, how: str = "bytes") -> None:
+        """One tensor. Raises ValueError if it was taken before."""
+        if name in self.records:
+            raise ValueError(f"tensor {name} comes twice")
+        self.records[name] = record_of(name, tensor, how)
+        if self.writer is not None:
+            self.writer.put(name, tensor)
+        self._done += tensor.nbytes
+        self.hear(self._done)
+
+
+def tell_progress(file: str | None) -> Hear:
+    """For another process: the bytes done so far, as text in ``file``; None: nobody asks."""
+    if file is None:
+        return lambda done: None
+
+    def hear(done: int) -> None:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, f"{done:20d}".encode(), 0)
+        finally:
+            os.close(descriptor)
+
+    return hear
 
 
 def record_stream(
     tensors: Tensors,
     entries: Sequence[TensorEntry],
     folder: Path | None = None,
-    hear: Hear = lambda done, total: None,
+    hear: Hear = lambda done: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, TensorRecord]:
     """Digest the tensors named in ``entries``; ``folder``, which exists and is empty, gets them as safetensors."""

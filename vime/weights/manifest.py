@@ -119,7 +119,8 @@ def _compare_values(a: WeightManifest, b: WeightManifest) -> list[Difference]:
     wrong = [
         name
         for name, one, other in _common(a.tensors, b.tensors)
-        if one.digest != other.digest and (one.shape, one.dtype) == (other.shape, other.dtype)
+        if one.digest != other.digest and one.digest and other.digest
+        if (one.shape, one.dtype) == (other.shape, other.dtype)
     ]
     permuted = _permuted_layers(a, b, wrong)
     in_permuted = {name for names in permuted.values() for name in names}

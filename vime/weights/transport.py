@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from vime.errors import OutOfTime, UsageError, VimeError
-from vime.types import TensorEntry, WeightManifest
+from vime.types import TensorEntry, Verification, WeightManifest
 from vime.weights.manifest import compare, compare_specs
 from vime.weights.shm import BufferPlan, SharedBuffer, WritePlan
 
 log = logging.getLogger(__name__)
 
+SAMPLED_IN = 10
+"""``weights.verify = sampled``: after so many syncs every tensor was compared again."""
 SHOWN = 8  # differences named in a message; the count is always complete
 
 
@@ -26,7 +28,12 @@ class WeightReceiver(Protocol):
     async def weight_specs(self) -> list[TensorEntry]: ...
 
     async def update_weights(
-        self, version: int, path: str, tensors: Sequence[tuple[TensorEntry, int]], verify: str
+        self,
+        version: int,
+        path: str,
+        tensors: Sequence[tuple[TensorEntry, int]],
+        verify: str,
+        names: Sequence[str] | None,
     ) -> tuple[WeightManifest, WeightManifest | None]: ...
 
 
@@ -64,6 +71,7 @@ class ShmTransport:
         self.manifest: WeightManifest | None = None
         self.answers: dict[str, tuple[WeightManifest, WeightManifest | None]] = {}
         self._buffer: SharedBuffer | None = None
+        self._num_syncs = 0
 
     def sync(self, version: int) -> WeightManifest:
         """Bring every engine to ``version``; returns the trainer's manifest. Not for use inside an event loop."""
@@ -86,21 +94,42 @@ class ShmTransport:
         started = time.perf_counter()
         await self._check_specs()
         buffer = self._open()
-        plan = WritePlan(self.plan, buffer.path, version)
+        verify, names = self._asked()
+        plan = WritePlan(self.plan, buffer.path, version, is_digested=self.verify != "off")
         sent = await self._limited("the trainer", "writing the weights", _in_thread(self.write, plan))
         entries = sent.tensors.values()
         if not self.is_strict:  # an engine refuses what has another digest than its entry
             entries = [replace(entry, digest="") for entry in entries]
         tensors = list(zip(entries, self.plan.offsets, strict=True))
         self.answers = await self._each(
-            "updating the weights", lambda e: e.update_weights(version, buffer.path, tensors, self.verify)
+            "updating the weights", lambda e: e.update_weights(version, buffer.path, tensors, verify, names)
         )
-        counts = self._compare(sent, self.answers)
+        counts, num_equal = self._compare(sent, self.answers, names)
+        self._num_syncs += 1
+        num_compared = len(sent.tensors) if names is None else len(names)
+        spent = sent.seconds + max(
+            (received.seconds + (0.0 if held is None else held.seconds) for received, held in self.answers.values()),
+            default=0.0,
+        )
+        done = Verification(
+            self.verify, len(sent.tensors), num_compared, num_equal, spent, time.perf_counter() - started
+        )
+        cost = f" (verified in {done.seconds:.2f} s, {done.share:.0%})" if self.verify != "off" else ""
         self.report(
             f"weights v{version}: {len(sent.tensors)} tensors, {sent.num_bytes / 1e6:.1f} MB, {counts}, "
-            f"{time.perf_counter() - started:.2f} s"
+            f"{done.sync_seconds:.2f} s{cost}"
         )
-        return sent
+        return replace(sent, verification=done)
+
+    def _asked(self) -> tuple[str, list[str] | None]:
+        """What engines digest at this sync: (full or received, the tensors; None: all)."""
+        names = [entry.name for entry in self.plan.entries]
+        if self.verify == "off":
+            return "received", []
+        if self.verify == "sampled":
+            chosen = names[(self._num_syncs - 1) % SAMPLED_IN :: SAMPLED_IN]
+            return "full", None if self._num_syncs == 0 else chosen
+        return self.verify, None
 
     def close(self) -> None:
         """Remove the shared file."""
@@ -126,14 +155,15 @@ class ShmTransport:
                 "do trainer and engine have one model.path? vime train --dry-run shows which rank holds which layers",
             )
 
-    def _compare(self, sent: WeightManifest, answers: dict[str, Any]) -> str:
+    def _compare(self, sent: WeightManifest, answers: dict[str, Any], names: Sequence[str] | None) -> tuple[str, int]:
         problems: list[str] = []
-        equal = {"received": len(sent.tensors), "held": len(sent.tensors)}
+        num = len(sent.tensors) if names is None else len(names)
+        equal = {"received": num, "held": num}
         for name, (received, held) in answers.items():
             sides = [("received", received)] + ([("held", held)] if held is not None else [])
             for side, manifest in sides:
                 found = compare(sent, manifest)
-                equal[side] = min(equal[side], len(sent.tensors) - len(_wrong_tensors(sent, manifest)))
+                equal[side] = min(equal[side], num - len(_wrong_tensors(sent, manifest)))
                 problems += [f"{name} {side}: {d}" for d in found]
         if problems and self.is_strict:
             raise VimeError(
@@ -141,8 +171,12 @@ class ShmTransport:
                 "concerned generate nothing until a sync succeeds:\n" + "\n".join(problems[:SHOWN]),
                 "vime rollout compares the engines with the checkpoint: a difference there is the engine's own",
             )
-        names = ["received", "held"] if self.verify == "full" else ["received"]
-        return ", ".join(f"{side} = trainer {equal[side]}/{len(sent.tensors)}" for side in names)
+        if not num:
+            return "not compared", 0
+        sides_asked = ["received", "held"] if self.verify in ("full", "sampled") else ["received"]
+        of = f" (of {len(sent.tensors)})" if num < len(sent.tensors) else ""
+        text = ", ".join(f"{side} = trainer {equal[side]}/{num}{of}" for side in sides_asked)
+        return text, min(equal[side] for side in sides_asked)
 
     async def _each(self, phase: str, call: Callable[[WeightReceiver], Awaitable[Any]]) -> dict[str, Any]:
         """Call every engine at once; all are waited for before the first error is raised."""
@@ -165,7 +199,9 @@ class ShmTransport:
 
 
 def _wrong_tensors(sent: WeightManifest, other: WeightManifest) -> list[str]:
-    return [n for n, t in sent.tensors.items() if n not in other.tensors or other.tensors[n].digest != t.digest]
+    """Those that did not arrive, and those whose digest is another, where both have one."""
+    found = {name: other.tensors[name].digest if name in other.tensors else None for name in sent.tensors}
+    return [n for n, t in sent.tensors.items() if found[n] is None or (found[n] and t.digest and found[n] != t.digest)]
 
 
 async def _in_thread(call: Callable[[Any], Any], argument: Any) -> Any:

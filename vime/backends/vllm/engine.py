@@ -548,6 +548,8 @@ class VllmEngine:
             said = "sampled with " + ", ".join(f"{name} = {value:g}" for name, value in changes.items())
         elif fault == walk_faults.LOSES_BUFFER:
             said = "the rotary cache is zero after the next sleep"
+        elif fault == walk_faults.KEEPS_CACHE:
+            said = "a weight sync leaves cached keys and values"
         else:
             said = (await self._rpc("vime_plant_fault", fault))[0]
         await self.reset_prefix_cache()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 ALWAYS = {
     "HF_HUB_OFFLINE": "1",
@@ -47,6 +51,18 @@ class EngineEnvironment:
         self._before = {name: os.environ.get(name) for name in ("VLLM_RPC_BASE_PATH", "TMPDIR")}
         os.environ.update(values)
         tempfile.tempdir = None  # read TMPDIR again
+
+    @contextmanager
+    def recording(self, order: dict[str, Any] | None) -> Iterator[None]:
+        """In here engine processes record what their first load reads; ``order``: a ``dumping.Order``, None: none."""
+        if order is None:
+            yield
+            return
+        os.environ["VIME_RECORD_LOADING"] = json.dumps(order)
+        try:
+            yield
+        finally:
+            os.environ.pop("VIME_RECORD_LOADING", None)
 
     def close(self) -> None:
         """Remove the temp folder (sockets, ``vllm_dist_*``) and give TMPDIR back."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 def register() -> None:
     """Register the weight receiver; on the CPU platform also apply the repairs. May be called any number of times."""
@@ -14,3 +16,7 @@ def register() -> None:
         from vime.backends.vllm import cpu_repairs
 
         cpu_repairs.apply()
+    if os.environ.get("VIME_RECORD_LOADING"):
+        from vime.backends.vllm.dumping import record_first_load
+
+        record_first_load()

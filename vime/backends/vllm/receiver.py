@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from vime.backends.vllm.dumping import Stream
 from vime.types import TensorEntry
 from vime.weights.manifest import digest
 from vime.weights.shm import BufferPlan, SharedBuffer
@@ -24,7 +26,10 @@ class ShmInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):
-    """path and size of the shared file; name, shape, dtype and first byte of each tensor."""
+    """path and size of the shared file; name, shape, dtype and first byte of each tensor.
+
+    digested: the names of those that are; None: all.
+    """
 
     path: str
     num_bytes: int
@@ -32,6 +37,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     shapes: list[list[int]]
     dtypes: list[str]
     offsets: list[int]
+    digested: list[str] | None = None
 
     def plan(self) -> BufferPlan:
         rows = zip(self.names, self.shapes, self.dtypes, strict=True)
@@ -41,7 +47,9 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
 class ShmReceiver(WeightTransferEngine):
     """Loads whole Hugging Face tensors through vLLM's layerwise reload, which redoes what follows the first load too.
 
-    received   digest of each tensor as it entered ``load_weights`` in the latest update
+    received   digest of each tensor as it entered ``load_weights`` in the latest update, empty where none was asked for
+    seconds    what the digests of the latest update took
+    stream     dumps what enters, where a dump was asked for
     dropped    names that a planted fault keeps out of it
     """
 
@@ -52,6 +60,8 @@ class ShmReceiver(WeightTransferEngine):
     def __init__(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
         super().__init__(*args, **kwargs)
         self.received: dict[str, str] = {}
+        self.seconds = 0.0
+        self.stream: Stream | None = None
         self.dropped: frozenset[str] = frozenset()
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
@@ -62,6 +72,7 @@ class ShmReceiver(WeightTransferEngine):
         from vllm.platforms import current_platform
 
         self.received = {}
+        self.seconds = 0.0
         if current_platform.is_cpu():
             from vime.backends.vllm.cpu_repairs import forget_packed
 
@@ -71,15 +82,21 @@ class ShmReceiver(WeightTransferEngine):
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         buffer = SharedBuffer.attach(update_info.path, update_info.num_bytes)
         try:
-            self.model.load_weights(self._digested(buffer, update_info.plan()))
+            tensors = self._digested(buffer, update_info.plan(), update_info.digested)
+            self.model.load_weights(tensors if self.stream is None else self.stream.through(tensors))
         finally:
             buffer.close()
 
-    def _digested(self, buffer: SharedBuffer, plan: BufferPlan) -> Iterator[tuple[str, torch.Tensor]]:
+    def _digested(
+        self, buffer: SharedBuffer, plan: BufferPlan, names: list[str] | None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        chosen = None if names is None else set(names)
         for entry, tensor in buffer.views(plan):
             if entry.name in self.dropped:
                 continue
-            self.received[entry.name] = digest(tensor)
+            began = time.perf_counter()
+            self.received[entry.name] = digest(tensor) if chosen is None or entry.name in chosen else ""
+            self.seconds += time.perf_counter() - began
             yield entry.name, tensor
 
     def finish_weight_update(self) -> None:

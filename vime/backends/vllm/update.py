@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -79,15 +80,22 @@ def check_update(
 
 
 class WeightUpdate:
-    """One update of one paused engine."""
+    """One update of one paused engine. names: the tensors that are digested; None: all."""
 
     def __init__(
-        self, llm: AsyncLLM, version: int, path: str, tensors: Sequence[tuple[TensorEntry, int]], tp: int
+        self,
+        llm: AsyncLLM,
+        version: int,
+        path: str,
+        tensors: Sequence[tuple[TensorEntry, int]],
+        tp: int,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.llm = llm
         self.version = version
         self.path = path
         self.tp = tp
+        self.names = None if names is None else list(names)
         self.sent = {entry.name: entry for entry, _ in tensors}
         self.offsets = [offset for _, offset in tensors]
         self.num_bytes = max(offset + num_bytes(entry) for entry, offset in tensors)
@@ -100,8 +108,9 @@ class WeightUpdate:
         received = self._received(await self.llm.collective_rpc("vime_received"))
         if verify != "full":
             return received, None
+        began = time.perf_counter()
         held = await (self._held_whole() if self.tp == 1 else self._held_in_parts(received))
-        return received, held
+        return received, replace(held, seconds=time.perf_counter() - began)
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -111,27 +120,35 @@ class WeightUpdate:
             "shapes": [list(t.shape) for t in self.sent.values()],
             "dtypes": [t.dtype for t in self.sent.values()],
             "offsets": self.offsets,
+            "digested": self.names,
         }
 
     def _manifest(self, origin: str, digests: Mapping[str, str]) -> WeightManifest:
         tensors = {n: replace(self.sent[n], digest=d, l2=0.0) for n, d in digests.items()}
         return WeightManifest(self.version, origin, tensors)
 
-    def _received(self, ranks: Sequence[dict[str, str]]) -> WeightManifest:
+    def _received(self, answers: Sequence[tuple[dict[str, str], float]]) -> WeightManifest:
+        ranks = [digests for digests, _ in answers]
         for rank, digests in enumerate(ranks):
             if digests != ranks[0]:
                 names = [n for n in self.sent if digests.get(n) != ranks[0].get(n)]
                 raise VimeError(f"ranks 0 and {rank} received different tensors: {', '.join(names[:5])}")
-        return self._manifest("engine-received", ranks[0])
+        return replace(self._manifest("engine-received", ranks[0]), seconds=max(seconds for _, seconds in answers))
 
     async def _held_whole(self) -> WeightManifest:
-        (digests,) = await self.llm.collective_rpc("vime_held")
+        (digests,) = await self.llm.collective_rpc("vime_held", args=(self.names,))
         return self._manifest("engine-held", digests)
 
     async def _held_in_parts(self, received: WeightManifest) -> WeightManifest:
         """No rank holds whole tensors: each compares its parts with the file, bytes for bytes."""
-        rows = [[t.name, list(t.shape), t.dtype] for t in self.sent.values()]
-        ranks = await self.llm.collective_rpc("vime_unequal", args=(self.path, self.num_bytes, rows, self.offsets))
+        asked = [
+            (t, at)
+            for t, at in zip(self.sent.values(), self.offsets, strict=True)
+            if self.names is None or t.name in self.names
+        ]
+        rows = [[t.name, list(t.shape), t.dtype] for t, _ in asked]
+        offsets = [at for _, at in asked]
+        ranks = await self.llm.collective_rpc("vime_unequal", args=(self.path, self.num_bytes, rows, offsets))
         digests = {name: entry.digest for name, entry in received.tensors.items()}
         for rank, names in enumerate(ranks):
             digests |= dict.fromkeys(names, f"not as sent on rank {rank}")
