@@ -42,6 +42,17 @@ SelfTest = Annotated[
 Bisect = Annotated[
     bool, typer.Option("--bisect", help="Find the first module whose output differs between trainer and engine.")
 ]
+Of = Annotated[
+    str | None, typer.Option("--of", metavar="SIDE", help="With --bisect: trainer, engine or hf. [default: engine]")
+]
+Versus = Annotated[
+    str | None,
+    typer.Option("--against", metavar="SIDE", help="With --bisect: the side it is compared with. [default: trainer]"),
+]
+OneSample = Annotated[
+    str | None,
+    typer.Option("--sample", metavar="GROUP/INDEX", help="With --bisect: which sample; else the worst one."),
+]
 Listed = Annotated[bool, typer.Option("--list", help="List checks and faults; start nothing.")]
 
 
@@ -56,6 +67,9 @@ def align_check(
     inject: Inject = None,
     self_test: SelfTest = False,
     bisect: Bisect = False,
+    of: Of = None,
+    against: Versus = None,
+    sample: OneSample = None,
     is_list: Listed = False,
     ray_address: RayAddress = None,
     print_config: PrintConfig = False,
@@ -68,15 +82,26 @@ def align_check(
     if is_list:
         output.checks(as_json)
         return
+    sides = _sides(bisect, {"--of": of, "--against": against, "--sample": sample})
+    record = from_record if sides is None else None  # a bisection runs engines beside recorded tokens
     options = {
-        "debug.load_rollout_data": from_record,
+        "debug.load_rollout_data": record,
         "debug.inject": inject or None,
         "cluster.ray_address": ray_address,
     }
     printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}
-    asked = _small(call("align-check", arguments, options, **printed), Size.of(size), from_record is not None)
+    asked = _small(call("align-check", arguments, options, **printed), Size.of(size), record is not None)
     names = (_names(only), _names(skip))
     loaded = prepare(asked, lambda _: _check_names(*names))
+    if sides is not None:
+        from vime.runs.bisect import Asked as Sides
+        from vime.runs.bisect import bisected
+
+        with output.talk():
+            wanted = Sides(*sides, sample, from_record, ids, html)
+            difference = bisected(loaded=loaded, console=console(loaded), asked=wanted)
+        output.bisected(difference, as_json)
+        return
     from vime.runs.align import Asked, align_check
 
     with output.talk():
@@ -99,6 +124,18 @@ def _check_names(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
         from vime.align.walk import chosen
 
         chosen(CHECKS, only, skip)
+
+
+def _sides(is_bisection: bool, given: dict[str, str | None]) -> tuple[str, str] | None:
+    """The sides of ``--bisect``; None without it. UsageError for sides that there are not, and options of nothing."""
+    from vime.errors import UsageError
+    from vime.preflight.sides import two_sides
+
+    if is_bisection:
+        return two_sides(given["--of"], given["--against"])
+    if lost := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{lost[0]} {given[lost[0]]}: belongs to --bisect", "add --bisect")
+    return None
 
 
 def _small(asked: Call, size: Size, is_recorded: bool) -> Call:

@@ -130,6 +130,17 @@ def aligned(found: Any, as_json: bool) -> None:
     _raise_failed(found)
 
 
+def bisected(found: Any, as_json: bool) -> None:
+    """Where two sides part: the points of that layer, the growth after it, the verdict. Raises CheckFailed for FAIL."""
+    if as_json:
+        data(found.as_dict())
+    else:
+        for title, columns, rows in found.tables():
+            table(title, columns, rows)
+        _write("".join(f"{line}\n" for line in found.lines()))
+    _raise_failed(found)
+
+
 def checks(as_json: bool) -> None:
     """All checks of an align-check with the guide's line, and the faults that can be planted."""
     from vime.align.checks import CHECKS
