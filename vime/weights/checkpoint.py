@@ -40,11 +40,13 @@ def read_specs(folder: str | Path) -> list[TensorEntry]:
     files = shard_files(folder)
     if not files:
         raise UsageError(f"model.path = {folder}: no *.safetensors file", "convert the checkpoint to safetensors")
-    return [entry for file in files for entry in _header(file)]
+    return [entry for file in files for entry in file_specs(file)]
 
 
-def checkpoint_manifest(folder: str | Path, dtypes: Mapping[str, str]) -> WeightManifest:
+def checkpoint_manifest(folder: str | Path, dtypes: Mapping[str, str], through: str | None = None) -> WeightManifest:
     """Digests of the tensors named in ``dtypes``, each converted to that dtype first, as an engine that loads them.
+
+    ``through``: a type that they are rounded to before.
 
     Tensors that the folder does not have are left out. One tensor is in memory at a time.
     """
@@ -57,7 +59,9 @@ def checkpoint_manifest(folder: str | Path, dtypes: Mapping[str, str]) -> Weight
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 safe_open is no mapping
                     if name in dtypes:
-                        yield name, weights.get_tensor(name).to(getattr(torch, dtypes[name]))
+                        tensor = weights.get_tensor(name)
+                        rounded = tensor if through is None else tensor.to(getattr(torch, through))
+                        yield name, rounded.to(getattr(torch, dtypes[name]))
 
     return build_manifest(0, "checkpoint", tensors())
 
@@ -74,7 +78,8 @@ def shard_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _header(file: Path) -> list[TensorEntry]:
+def file_specs(file: Path) -> list[TensorEntry]:
+    """Of one safetensors file, from its header."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(size))

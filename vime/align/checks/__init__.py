@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from vime.align.checks import (
     batch,
+    buffers,
     coherence,
     decode,
     engine,
     gradients,
     head,
+    loaded,
     memory,
+    names,
+    on_gpu,
     on_policy,
     order,
     packing,
     prefix_cache,
+    reference,
     resume,
     sampling,
     second,
     shapes,
+    size,
     tokens,
+    weights,
     zero_advantage,
 )
 from vime.align.walk import Check
 
 CHECKS: tuple[Check, ...] = (
+    loaded.CHECK,
+    names.CHECK,
+    weights.CHECK,
+    buffers.CHECK,
     coherence.CHECK,
+    reference.CHECK,
+    size.CHECK,
     sampling.CHECK,
     tokens.CHECK,
     decode.CHECK,
@@ -41,4 +54,5 @@ CHECKS: tuple[Check, ...] = (
     second.CHECK,
     memory.CHECK,
     resume.CHECK,
+    *on_gpu.CHECKS,
 )
