@@ -15,8 +15,6 @@ OPTIONS: dict[str, dict[str, float]] = {"top-p": {"top_p": 0.8}, "generation-con
 KEEPS_CACHE, LOSES_BUFFER = "stale-prefix-cache", "lost-buffer"
 IN_ENGINE = (*OPTIONS, KEEPS_CACHE, LOSES_BUFFER)
 """Faults that the engine itself remembers; all others are its workers' alone."""
-OTHER_WEIGHTS = 1.02
-"""Factor of the matrices while the cache is filled that goes stale: the text stays sane, the log-probs do not."""
 Undo = Callable[[], None]
 
 
@@ -68,22 +66,7 @@ def _dropped_tensor(worker: Any) -> tuple[str, Undo]:
     return f"{name} never comes to the engine's loader", lambda: setattr(receiver, "dropped", frozenset())
 
 
-def _other_weights(worker: Any) -> tuple[str, Undo]:
-    import torch
-
-    from vime.backends.vllm.faults import pack_again
-
-    model = worker.vime_model()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(OTHER_WEIGHTS)
-    pack_again(model)
-    return f"matrices times {OTHER_WEIGHTS} until the next sync, which leaves cached keys and values", lambda: None
-
-
 WORKER_PLANTERS: dict[str, Callable[[Any], tuple[str, Undo]]] = {
     "raw-log-probs": _raw_log_probs,
     "dropped-tensor": _dropped_tensor,
-    KEEPS_CACHE: _other_weights,
 }
