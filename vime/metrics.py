@@ -64,6 +64,8 @@ METRICS: dict[str, str] = {
     "perf/train_tokens_per_second": "rollout/num_tokens / perf/train_time",
     "weights/version": "version of the weights that the engines hold",
     "weights/num_bytes": "bytes sent to each engine in the last sync",
+    "weights/num_compared": "tensors whose digests were compared in the last sync, see weights.verify",
+    "weights/verify_time": "seconds spent on digests in the last sync, part of perf/sync_time",
 }
 """Name -> formula and unit."""
 

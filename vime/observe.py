@@ -26,7 +26,7 @@ from vime.rollout.eval import eval_metrics, eval_statistics, of_set
 from vime.rollout.statistics import SpreadWatch, statistics, warnings
 from vime.rollout.summary import RolloutSummary
 from vime.train.statistics import log_prob_metrics
-from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, WeightManifest
+from vime.types import CheckResult, RolloutBatch, Sample, StepStats, Verdict, Verification, WeightManifest
 
 ROLES = ("", "system", "user", "assistant")
 
@@ -50,6 +50,7 @@ class Observer:
     examinations: list[Examination] = field(default_factory=list)
     summary: RolloutSummary = field(default_factory=RolloutSummary)  # filled where nothing is trained
     watchdog: Watchdog | None = None
+    syncs: list[Verification] = field(default_factory=list)
     _num_cached: tuple[int, int] | None = None
     _row: dict[str, Any] = field(default_factory=dict)
     _steps: list[StepStats] = field(default_factory=list)
@@ -141,6 +142,10 @@ class Observer:
     def synced(self, manifest: WeightManifest) -> None:
         self._row["weights/version"] = manifest.version
         self._row["weights/num_bytes"] = manifest.num_bytes
+        if manifest.verification is not None:
+            self.syncs.append(manifest.verification)
+            self._row["weights/num_compared"] = manifest.verification.num_compared
+            self._row["weights/verify_time"] = manifest.verification.seconds
 
     def evaluated(self, version: int, batches: Mapping[str, RolloutBatch]) -> None:
         """``batches``: the answers by the name of the set. One row of metrics for all of them."""

@@ -296,6 +296,7 @@ class Verification:
     num_equal: tensors of which every engine answered the trainer's digest, of num_compared out of num_tensors.
     """
 
+    version: int
     level: str
     num_tensors: int
     num_compared: int

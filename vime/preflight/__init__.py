@@ -16,6 +16,7 @@ from vime.preflight.packages import install_line, is_installed, missing
 from vime.preflight.planted import REGENERATE, faults
 from vime.run_folder import RunFolder, num_rollouts_of
 
+DUMPS = ("dump-weights", "dump-weights --map")
 __all__ = ["Preflight", "preflight"]
 
 
@@ -61,7 +62,7 @@ def preflight(
     found.add(*faults(loaded, command))
     spec, problems = check.model(loaded, "model.path")
     found.add(problems)
-    if command != REGENERATE:  # prompts, reward and run folder are not used
+    if command not in (REGENERATE, *DUMPS):  # prompts, reward and run folder are not used
         _inputs(found, loaded, resume, start)
         found.add(check.run_folder(loaded, resume), check.resume_changes(loaded, resume) if resume else ())
     _packages(found, loaded, command, is_dry_run)

@@ -15,7 +15,7 @@ from vime.rollout.eval import of_set
 from vime.rollout.summary import RolloutSummary
 from vime.run_folder import RunFolder
 from vime.runs.compare import Compared
-from vime.types import CheckResult, RolloutBatch, Verdict
+from vime.types import CheckResult, RolloutBatch, Verdict, Verification
 
 NUM_EXAMPLES = 4
 
@@ -48,6 +48,7 @@ class RunResult:
     summary: RolloutSummary | None = None
     comparisons: list[Compared] = field(default_factory=list)
     coherence: list[dict[str, Any]] = field(default_factory=list)
+    syncs: list[Verification] = field(default_factory=list)
 
     @property
     def failed_checks(self) -> list[CheckResult]:
@@ -118,6 +119,7 @@ def summarize(
         summary=observer.summary if observer.summary.parts else None,
         comparisons=list(comparisons),
         coherence=[found.as_dict() for found in observer.examinations],
+        syncs=list(observer.syncs),
     )
 
 

@@ -113,6 +113,11 @@ class WeightDiff:
         listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
         return f"{sides}: {self.num_equal}/{len(self.tensors)} tensors bitwise equal; {listed}"
 
+    def worst(self, limit: int) -> list[tuple[TensorDiff, Gap]]:
+        """The tensors furthest apart, where both sides had their tensors at hand."""
+        found = [(t, t.gap) for t in self.tensors if t.gap is not None]
+        return sorted(found, key=lambda each: -each[1].relative_l2)[:limit]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json`` and the page."""
         return {

@@ -67,10 +67,11 @@ class FolderPlan:
         plan = cls({}, {}, {})
         for i, shard in enumerate(shards):
             name = f"model-{i + 1:05d}-of-{len(shards):05d}" if len(shards) > 1 else "model"
-            plan._add(f"{name}.safetensors", shard)
+            plan.add(f"{name}.safetensors", shard)
         return plan
 
-    def _add(self, file: str, entries: Sequence[TensorEntry]) -> None:
+    def add(self, file: str, entries: Sequence[TensorEntry]) -> None:
+        """One more file."""
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         at = 0
         for entry in entries:

@@ -13,6 +13,7 @@ from vime.errors import UsageError
 from vime.files import whole_file
 from vime.types import TensorEntry, WeightManifest
 from vime.weights.manifest import layer_of, manifest_digest
+from vime.weights.shm import num_bytes
 
 FORMAT = 1
 SUFFIX = ".manifest.json"
@@ -107,7 +108,7 @@ class Dump:
 
     @property
     def num_bytes(self) -> int:
-        return self.manifest().num_bytes
+        return sum(num_bytes(record.entry()) for record in self.tensors.values())
 
     def manifest(self) -> WeightManifest:
         entries = {name: record.entry() for name, record in self.tensors.items()}

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 SHARED_MEMORY = "/dev/shm"
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
+DTYPE_BYTES = {
+    **dict.fromkeys(("float64", "int64"), 8),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+}
 
 
 def num_bytes(entry: TensorEntry) -> int:

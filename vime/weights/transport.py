@@ -112,7 +112,7 @@ class ShmTransport:
             default=0.0,
         )
         done = Verification(
-            self.verify, len(sent.tensors), num_compared, num_equal, spent, time.perf_counter() - started
+            version, self.verify, len(sent.tensors), num_compared, num_equal, spent, time.perf_counter() - started
         )
         cost = f" (verified in {done.seconds:.2f} s, {done.share:.0%})" if self.verify != "off" else ""
         self.report(
