@@ -156,6 +156,14 @@ class SharedBuffer:
         """Every tensor of the plan, in its order."""
         return ((e, self.view(e, o)) for e, o in zip(plan.entries, plan.offsets, strict=True))
 
+    def round_to_bfloat16(self, plan: BufferPlan) -> None:
+        """Every float32 tensor to the nearest bfloat16, in place: what a cast on the way would do."""
+        import torch
+
+        for entry, tensor in self.views(plan):
+            if entry.dtype == "float32":
+                tensor.copy_(tensor.to(torch.bfloat16))
+
     def write(
         self,
         plan: BufferPlan,

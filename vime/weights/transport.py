@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vime.errors import OutOfTime, UsageError, VimeError
@@ -37,6 +37,14 @@ class WeightReceiver(Protocol):
     ) -> tuple[WeightManifest, WeightManifest | None]: ...
 
 
+@dataclass(slots=True)
+class SyncFault:
+    """What a planted fault does to a sync: weights pass through bfloat16; engines get only the first version."""
+
+    is_rounded: bool = False
+    forgets_engines: bool = False
+
+
 class ShmTransport:
     """Implements ``protocols.WeightTransport``.
 
@@ -47,6 +55,7 @@ class ShmTransport:
     report           called with one line per successful sync
     engines          each named "engine i" in messages, or by its ``name``
     is_strict        False: engines take, and go on with, what is not what the trainer wrote; who asks compares
+    fault            what a planted fault does, see ``vime.align.faults``
     manifest         of the latest sync that succeeded: what the engines hold
     answers          of the latest sync that every engine answered, by engine: what it received, and holds where asked
     """
@@ -70,6 +79,7 @@ class ShmTransport:
         self.is_strict = is_strict
         self.manifest: WeightManifest | None = None
         self.answers: dict[str, tuple[WeightManifest, WeightManifest | None]] = {}
+        self.fault = SyncFault()
         self._buffer: SharedBuffer | None = None
         self._num_syncs = 0
 
@@ -97,6 +107,10 @@ class ShmTransport:
         verify, names = self._asked()
         plan = WritePlan(self.plan, buffer.path, version, is_digested=self.verify != "off")
         sent = await self._limited("the trainer", "writing the weights", _in_thread(self.write, plan))
+        if self.fault.forgets_engines and version > 0:
+            return sent
+        if self.fault.is_rounded:
+            buffer.round_to_bfloat16(self.plan)
         entries = sent.tensors.values()
         if not self.is_strict:  # an engine refuses what has another digest than its entry
             entries = [replace(entry, digest="") for entry in entries]

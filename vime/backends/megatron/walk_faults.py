@@ -232,7 +232,7 @@ def _in_export(rank: MegatronRank, fault: str) -> tuple[str, list[Undo]]:
     damage.check(rank.spec)
 
     def named_weights() -> Iterator[tuple[str, torch.Tensor]]:
-        yield from damage.apply(rank.spec, original())
+        yield from list(damage.apply(rank.spec, original()))  # all of it: who reads may stop at what is wrong
 
     return damage.says(rank.spec), [_replaced(rank, "named_weights", named_weights)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,7 @@ class ShmReceiver(WeightTransferEngine):
     seconds    what the digests of the latest update took
     stream     dumps what enters, where a dump was asked for
     dropped    names that a planted fault keeps out of it
+    damage     what a planted fault does after every update
     """
 
     init_info_cls = ShmInitInfo
@@ -63,6 +64,7 @@ class ShmReceiver(WeightTransferEngine):
         self.seconds = 0.0
         self.stream: Stream | None = None
         self.dropped: frozenset[str] = frozenset()
+        self.damage: Callable[[], object] | None = None
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         return
@@ -108,6 +110,8 @@ class ShmReceiver(WeightTransferEngine):
             from vime.backends.vllm.cpu_repairs import refresh
 
             refresh(self.model)
+        if self.damage is not None:
+            self.damage()
 
     def shutdown(self) -> None:
         return

@@ -15,6 +15,8 @@ OPTIONS: dict[str, dict[str, float]] = {"top-p": {"top_p": 0.8}, "generation-con
 KEEPS_CACHE, LOSES_BUFFER = "stale-prefix-cache", "lost-buffer"
 IN_ENGINE = (*OPTIONS, KEEPS_CACHE, LOSES_BUFFER)
 """Faults that the engine itself remembers; all others are its workers' alone."""
+WEIGHTS = ("nan-weight", "random-weights", "swapped-layers")
+"""Faults that a loader makes anew at every update."""
 Undo = Callable[[], None]
 
 
@@ -30,8 +32,13 @@ def plant(worker: Any, fault: str) -> tuple[str, Undo]:
     if fault not in faults.PLANTERS:
         known = ", ".join([*faults.PLANTERS, *WORKER_PLANTERS, *IN_ENGINE])
         raise UsageError(f"{fault!r} is no fault of an engine", f"known: {known}")
-    undo = _buffers_back(worker.vime_model())
-    return faults.plant(worker.vime_model(), fault), undo
+    model = worker.vime_model()
+    undo = _buffers_back(model)
+    said = faults.plant(model, fault)
+    if fault not in WEIGHTS:
+        return said, undo
+    worker.weight_transfer_engine.damage = lambda: faults.plant(model, fault)
+    return f"{said}, after every update too", lambda: setattr(worker.weight_transfer_engine, "damage", None)
 
 
 def _buffers_back(model: torch.nn.Module) -> Undo:
