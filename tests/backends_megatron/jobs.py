@@ -368,6 +368,17 @@ def first_answer_token(rank: int, world_size: int, port: int, settings: Config) 
         return {"scored": scored, "stats": stats, "constant": made.step(constant)}
 
 
+def held_and_exported(rank: int, world_size: int, port: int, settings: Config) -> dict[str, Any]:
+    """Names of what this rank holds, and the whole model as it is exported."""
+    from vime.backends.megatron.weights import named_parameters
+
+    with trainer(settings, rank, world_size, port) as made:
+        return {
+            "held": [name for name, _ in named_parameters(made.policy)],
+            "exported": arrays(made.named_weights()),
+        }
+
+
 def export(rank: int, world_size: int, port: int, settings: Config, path: str) -> np.ndarray:
     """One step, then a Hugging Face folder; returns the policy's log-probs."""
     rollout = batch(vocab=131)

@@ -21,6 +21,8 @@ from vime.backends.megatron.spec import block_spec
 from vime.config.schema import Config, Parallel
 from vime.errors import ConfigError, UsageError
 from vime.models import ModelSpec, check_layout
+from vime.models.layout import gloo_problems
+from vime.models.placement import expert_tp, padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -49,6 +51,8 @@ def unwrap(chunk: Any) -> GPTModel:
 def check_config(spec: ModelSpec, config: Config) -> None:
     """Raise ConfigError with every impossible layout fact and every ``[megatron.*]`` key that vime derives."""
     problems = check_layout(spec, config.parallel)
+    if device.kind() == "cpu":
+        problems += gloo_problems(config.parallel)
     for section, given, derived in (
         ("transformer", config.megatron.transformer, DERIVED_TRANSFORMER),
         ("optimizer", config.megatron.optimizer, DERIVED_OPTIMIZER),
@@ -59,20 +63,18 @@ def check_config(spec: ModelSpec, config: Config) -> None:
         raise ConfigError(problems)
 
 
-def padded_vocab_size(spec: ModelSpec, tp: int) -> int:
-    """Rows of the embedding over all tp ranks: the vocabulary rounded up to a multiple of tp."""
-    return -(-spec.vocab_size // tp) * tp
-
-
 def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
     """Megatron's model configuration. Fusions are on where transformer-engine is (not run without a GPU)."""
     parallel, dtype, is_gpu = config.parallel, DTYPES[config.model.dtype], device.kind() != "cpu"
     options: dict[str, Any] = {
         **_model_options(spec),
+        **(_expert_options(spec, is_gpu) if spec.is_moe else {}),
         "tensor_model_parallel_size": parallel.tp,
         "pipeline_model_parallel_size": parallel.pp,
         "virtual_pipeline_model_parallel_size": parallel.vpp,
         "context_parallel_size": parallel.cp,
+        "expert_model_parallel_size": parallel.ep,
+        "expert_tensor_parallel_size": expert_tp(parallel),
         "sequence_parallel": parallel.sequence_parallel,
         "num_layers_in_first_pipeline_stage": parallel.num_layers_in_first_stage,
         "num_layers_in_last_pipeline_stage": parallel.num_layers_in_last_stage,
@@ -128,6 +130,25 @@ def _model_options(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _expert_options(spec: ModelSpec, is_gpu: bool) -> dict[str, Any]:
+    """Experts one by one on the CPU; grouped, with a fused permutation, on a GPU (not run without one).
+
+    No balancing loss, no bias of experts, no capacity: the engine has none of them.
+    """
+    return {
+        "num_moe_experts": spec.num_experts,
+        "moe_ffn_hidden_size": spec.expert_ffn_hidden_size,
+        "moe_router_topk": spec.num_experts_per_token,
+        # softmax over the chosen experts is softmax over all, renormalised
+        "moe_router_pre_softmax": not spec.renormalizes_experts,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": is_gpu,
+        "moe_permute_fusion": is_gpu,
+    }
+
+
 def optimizer_config(config: Config) -> OptimizerConfig:
     train, is_bf16 = config.train, config.model.dtype == "bfloat16"
     options: dict[str, Any] = {
@@ -163,8 +184,21 @@ def build_model(spec: ModelSpec, config: Config) -> Model:
     for stage in range(config.parallel.vpp or 1):
         vp_stage = None if config.parallel.vpp is None else stage
         chunk: Any = _build_chunk(spec, config.parallel, transformer, vp_stage).to(device.current())
+        _mark_experts(chunk, config.parallel)
         chunks.append(Float16Module(transformer, chunk) if transformer.bf16 else chunk)
     return Model(spec, config.parallel, transformer, chunks)
+
+
+def _mark_experts(chunk: GPTModel, parallel: Parallel) -> None:
+    """Gradients of experts are summed over the ranks that hold the same experts, which are others than for the rest.
+
+    Megatron 0.16.1 marks experts so only where ep > 1. With ep = 1 and another etp than tp their gradients would be
+    summed over the wrong ranks, without an error. Delete when upstream looks at both sizes.
+    """
+    if expert_tp(parallel) != parallel.tp:
+        for name, parameter in chunk.named_parameters():
+            if ".mlp.experts." in name:
+                parameter.allreduce = False
 
 
 def _build_chunk(spec: ModelSpec, parallel: Parallel, transformer: TransformerConfig, vp_stage: int | None) -> GPTModel:

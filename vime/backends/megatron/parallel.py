@@ -10,6 +10,7 @@ from megatron.core import parallel_state, tensor_parallel
 from vime import device
 from vime.config.schema import Parallel
 from vime.errors import VimeError
+from vime.models.placement import expert_tp
 
 
 def init(
@@ -43,6 +44,8 @@ def init(
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=expert_tp(parallel),
         distributed_timeout_minutes=timeout_seconds / 60,  # becomes a timedelta: fractions are fine
     )
     device.seed(seed)
@@ -90,6 +93,8 @@ def last_stage_rank() -> int:
 def describe(parallel: Parallel) -> str:
     """The layout in one line."""
     parts = [f"tp {parallel.tp}", f"pp {parallel.pp}", f"cp {parallel.cp}", f"dp {parallel.dp}"]
+    if parallel.ep > 1 or parallel.etp is not None:
+        parts.append(f"ep {parallel.ep}, etp {expert_tp(parallel)}")
     if parallel.vpp is not None:
         parts.append(f"vpp {parallel.vpp}")
     if parallel.sequence_parallel:

@@ -281,7 +281,7 @@ class MegatronRank:
                 name=name,
                 shape=shapes[name],
                 dtype=self.config.model.dtype,
-                source_name=megatron_name(name),
+                source_name=megatron_name(name, is_moe=self.spec.is_moe),
                 layer=layer_of(name),
             )
             for name, _ in weights.order(self.policy)

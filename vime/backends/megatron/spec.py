@@ -39,12 +39,16 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     for layer in spec.layer_specs:
         parts = layer.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = IdentityOp
+        parts.input_layernorm = IdentityOp
         attention = parts.self_attention.submodules
         attention.linear_qkv, attention.core_attention = NormColumnParallelLinear, PackedAttention
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
-        parts.mlp.submodules.linear_fc1 = NormColumnParallelLinear
+        if config.num_moe_experts is None:
+            parts.pre_mlp_layernorm = IdentityOp
+            parts.mlp.submodules.linear_fc1 = NormColumnParallelLinear
+        else:  # router and experts read the same normed input
+            parts.pre_mlp_layernorm = RMSNorm
         parts.sharded_state_dict_keys_map = {}  # checkpoint keys are the parameter names, as with transformer-engine
     spec.layer_norm = RMSNorm
     return spec

@@ -19,10 +19,11 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from vime import device
-from vime.backends.megatron.build import Model, padded_vocab_size
+from vime.backends.megatron.build import Model
 from vime.errors import VimeError
-from vime.models import ModelSpec, rank_names
+from vime.models import ModelSpec, expert_of, rank_names, static_map
 from vime.models import hf_names as table_names
+from vime.models.placement import padded_vocab_size
 from vime.weights.checkpoint import shard_files
 
 OUTPUT, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
@@ -55,8 +56,37 @@ def named_parameters(model: Model) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for local_name, parameter in module.named_parameters():
             name = local_name
             if found := re.match(r"decoder\.layers\.(\d+)\.(.*)", local_name):
-                name = f"decoder.layers.{module.decoder.layers[int(found[1])].layer_number - 1}.{found[2]}"
+                rest = _global_expert(model, found[2])
+                name = f"decoder.layers.{module.decoder.layers[int(found[1])].layer_number - 1}.{rest}"
             yield name, parameter
+
+
+_EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\.weight|(linear_fc[12])\.weight(\d+))$")
+
+
+def _global_expert(model: Model, name: str) -> str:
+    """An expert's name as grouped experts have it, with its global number: this rank's own are counted from 0."""
+    found = _EXPERT.match(name)
+    if found is None:
+        return name
+    first = parallel_state.get_expert_model_parallel_rank() * (model.spec.num_experts // model.parallel.ep)
+    return f"mlp.experts.{found[2] or found[3]}.weight{first + int(found[1] or found[4])}"
+
+
+def check_map(model: Model) -> None:
+    """Raise VimeError where this rank does not hold exactly what the static map of the layout says."""
+    wanted = static_map(model.spec, model.parallel).of_rank(dist.get_rank())
+    held = {name: tuple(parameter.shape) for name, parameter in named_parameters(model)}
+    expected = {name: part.shape for name, part in wanted.tensors.items()}
+    wrong = [f"{name} is not there" for name in expected if name not in held]
+    wrong += [f"{name} is not expected" for name in held if name not in expected]
+    wrong += [f"{name} is {list(held[name])}, not {list(s)}" for name, s in expected.items() if held.get(name, s) != s]
+    if wrong:
+        raise VimeError(
+            f"trainer rank {dist.get_rank()}: Megatron built other tensors than the layout's map says: "
+            + "; ".join(wrong[:_SHOWN]),
+            "install the megatron-core version pinned by vime",
+        )
 
 
 # ---------------------------------------------------------------- in
@@ -125,10 +155,11 @@ def _listed(what: str, names: list[str]) -> str:
 
 @torch.no_grad()
 def load(model: Model, path: str) -> Accounting:
-    """Copy a Hugging Face folder into the model. No collective but one count over the pipeline.
+    """Copy a Hugging Face folder into the model. No collective but a count over pipeline and experts.
 
     Raises VimeError listing the first ten names of each kind if anything is missing, unexpected or of a wrong shape.
     """
+    check_map(model)
     folder = Folder(path)
     ignored = folder.check(model.spec)
     loaded: set[str] = set()
@@ -142,7 +173,7 @@ def load(model: Model, path: str) -> Accounting:
         casts.update(f"{_short(p.dtype)} -> {_short(parameter.dtype)}" for p in parts if p.dtype != parameter.dtype)
         parameter.copy_(shard)
         loaded.update(sources)
-    everywhere = _union_over_pipeline(loaded)
+    everywhere = _union(loaded)
     if left := sorted(model.spec.tensors().keys() - everywhere):
         raise VimeError(f"{path}: no pipeline stage loaded {_listed('these', left)}")
     return Accounting(path, len(everywhere), len(model.spec.tensors()), ignored, tuple(sorted(casts)))
@@ -162,12 +193,12 @@ def _sources(spec: ModelSpec, name: str) -> tuple[str, ...]:
 
 def _shard(model: Model, name: str, parts: list[Tensor], parameter: torch.nn.Parameter) -> Tensor:
     """This rank's part of the Megatron tensor that ``parts`` make up."""
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    rank = parallel_state.get_tensor_model_parallel_rank()
+    group = _split_group(name)
+    size, rank = group.size(), group.rank()
     if name in _VOCAB_NAMES:
         num_padding = padded_vocab_size(model.spec, model.parallel.tp) - parts[0].shape[0]
         parts = [torch.nn.functional.pad(parts[0], (0, 0, 0, num_padding))]
-    dim = _split_dim(parameter)
+    dim = _split_dim(name, parameter)
     if size == 1 or dim is None:
         return fuse(model.spec, parts)
     if len(parts) == 2:  # every rank holds its part of the gate, then its part of the up projection
@@ -175,8 +206,17 @@ def _shard(model: Model, name: str, parts: list[Tensor], parameter: torch.nn.Par
     return fuse(model.spec, parts).chunk(size, dim)[rank]
 
 
-def _split_dim(parameter: torch.nn.Parameter) -> int | None:
-    """Dimension split over tensor-parallel ranks, None where every rank holds the whole."""
+def _split_group(name: str) -> dist.ProcessGroup:
+    """The ranks that share a tensor: an expert's are the expert-tensor-parallel ones."""
+    if expert_of(name) is None:
+        return parallel_state.get_tensor_model_parallel_group()
+    return parallel_state.get_expert_tensor_parallel_group()
+
+
+def _split_dim(name: str, parameter: torch.nn.Parameter) -> int | None:
+    """Dimension split over the ranks of ``_split_group``, None where every rank holds the whole."""
+    if expert_of(name) is not None:  # grouped experts carry no marks
+        return 1 if ".linear_fc2." in name else 0
     return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
 
 
@@ -197,11 +237,16 @@ def split(spec: ModelSpec, full: Tensor, num_parts: int) -> list[Tensor]:
     return list(full.chunk(2)) if num_parts == 2 else [full]
 
 
-def _union_over_pipeline(names: set[str]) -> set[str]:
-    group = parallel_state.get_pipeline_model_parallel_group()
-    gathered: list[Any] = [None] * group.size()
-    dist.all_gather_object(gathered, sorted(names), group=group)
-    return {name for part in gathered for name in part}
+def _union(names: set[str]) -> set[str]:
+    """Of all expert-parallel ranks and pipeline stages."""
+    for group in (
+        parallel_state.get_expert_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    ):
+        gathered: list[Any] = [None] * group.size()
+        dist.all_gather_object(gathered, sorted(names), group=group)
+        names = {name for part in gathered for name in part}
+    return names
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -234,10 +279,12 @@ def export(
     for stage in range(group.size()):
         source = dist.get_global_rank(group, stage)
         for name, names in rank_names(model.spec, model.parallel, stage).items():
-            if stage == group.rank():
+            if name in local and stage == group.rank():
                 full = _gather(model.spec, name, local[name], value, len(names)).contiguous()
             else:
                 full = torch.empty(_fused_shape([shapes[n] for n in names]), dtype=dtype, device=device.current())
+            if stage == group.rank():
+                _spread_expert(model, name, full)
             if group.size() > 1:
                 dist.broadcast(full, src=source, group=group)
             for hf_name, part in zip(names, split(model.spec, full, len(names)), strict=True):
@@ -251,9 +298,9 @@ def _gather(
     value: Callable[[torch.nn.Parameter], Tensor],
     num_parts: int,
 ) -> Tensor:
-    """Full Megatron tensor from all tensor-parallel ranks, without vocabulary padding."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    mine, dim = value(parameter).contiguous(), _split_dim(parameter)
+    """Full Megatron tensor from all ranks that share it, without vocabulary padding."""
+    group = _split_group(name)
+    mine, dim = value(parameter).contiguous(), _split_dim(name, parameter)
     full = mine
     if group.size() > 1 and dim is not None:
         shards = [torch.empty_like(mine) for _ in range(group.size())]
@@ -264,6 +311,14 @@ def _gather(
         else:
             full = torch.cat(shards, dim)
     return full[: spec.vocab_size] if name in _VOCAB_NAMES else full
+
+
+def _spread_expert(model: Model, name: str, full: Tensor) -> None:
+    """From the expert-parallel rank that holds this expert to the others of its stage, in place."""
+    expert, group = expert_of(name), parallel_state.get_expert_model_parallel_group()
+    if expert is not None and group.size() > 1:
+        owner = expert // (model.spec.num_experts // model.parallel.ep)
+        dist.broadcast(full, src=dist.get_global_rank(group, owner), group=group)
 
 
 def _fused_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
