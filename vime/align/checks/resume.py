@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vime.align.bench import Bench, Resumed
-from vime.align.checks.second import differing
+from vime.align.checks.second import differing, wide
 from vime.align.gap import Band, Gap
 from vime.align.walk import Check
 from vime.types import CheckResult, RolloutBatch, Verdict
@@ -39,7 +39,8 @@ def run(bench: Bench) -> CheckResult:
     said, untested = _said(found)
     if untested:
         return CheckResult(NAME, Verdict.NOT_TESTED, said, limit, cause=untested, numbers=numbers)
-    return CheckResult(NAME, verdict, f"{said}; engine - trainer {gap}", limit, _evidence(found), numbers=numbers)
+    measured = f"{said}; engine - trainer {gap}"
+    return CheckResult(NAME, verdict, measured, limit, _evidence(found), *wide(verdict), numbers=numbers)
 
 
 def _said(found: Resumed) -> tuple[str, str]:

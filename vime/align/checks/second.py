@@ -43,12 +43,13 @@ def run(bench: Bench) -> CheckResult:
             numbers=numbers,
         )  # fmt: skip
     if not first.stats.is_skipped or first.before != first.after:
-        return CheckResult(NAME, verdict, measured, band.reason, evidence, *_wide(verdict), numbers=numbers)
+        return CheckResult(NAME, verdict, measured, band.reason, evidence, *wide(verdict), numbers=numbers)
     cause = f"no update lies between the two rollouts: {first.refused or first.stats.skip_reason}"
     return CheckResult(NAME, Verdict.NOT_TESTED, measured, band.reason, evidence, cause, numbers=numbers)
 
 
-def _wide(verdict: Verdict) -> tuple[str, str]:
+def wide(verdict: Verdict) -> tuple[str, str]:
+    """(cause, next step) of a gap that is wide though the weights are equal."""
     if verdict == Verdict.PASS:
         return "", ""
     return (
