@@ -144,7 +144,7 @@ def test_unequal_weights_are_the_cause():
 def test_equal_weights_point_to_the_computation():
     result = found_in(Toy({"layers.0.attn_out": scaled}))
     assert result.weights[0].is_equal is True
-    assert result.cause == "the weights are equal: the rotary cache, the attention kernel or its mask differ"
+    assert result.cause == "the weights have equal digests: the rotary cache, the attention kernel or its mask differ"
     assert "buffers" in result.next_step
 
 

@@ -28,7 +28,7 @@ def test_the_order_is_that_of_computation():
     )  # fmt: skip
     assert points[-2:] == ("final_norm", "log_prob")
     assert len(points) == 1 + 2 * 8 + 2
-    assert sorted(reversed(points), key=order) == list(points)
+    assert sorted(points, key=order) == list(points)
     assert "layers.1.router" in all_points(2, True)
 
 

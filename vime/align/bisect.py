@@ -38,6 +38,7 @@ CAUSES = {
     EMBED: "the token ids are read differently",
 }
 """By part, where the weights are the same on both sides."""
+OTHERWISE = "the export gives them a wrong name or order of rows, or the computation itself differs (kernel, dtype)"
 NEXT_STEPS = {
     "attn_out": "vime align-check --only buffers; then megatron.transformer.attention_backend = flash",
     "mlp_out": "vime align-check --only routing, for a model with experts",
@@ -134,8 +135,8 @@ class Bisection:
         untold = [weight.name for weight in self.weights if weight.is_equal is None]
         if untold:
             return f"the computation, or weights that could not be compared: {', '.join(untold[:4])}"
-        part, equal = part_of(self.first.point), "the weights are equal: " if self.weights else ""
-        return equal + CAUSES.get(part, "the computation itself differs (kernel, dtype, a planted fault)")
+        part, equal = part_of(self.first.point), "the weights have equal digests: " if self.weights else ""
+        return equal + CAUSES.get(part, OTHERWISE if self.weights else "the computation itself differs")
 
     @property
     def next_step(self) -> str:
@@ -267,7 +268,7 @@ def _told(search: Search, first: Difference | None, layers: list[Difference], po
         inside = [d for d in compared if layer is not None and layer_of(d.point) == layer]
         earlier = [d for d in compared if order(d.point) < order(first.point)]
         before = earlier[-1] if earlier else None
-        unseen = [p for p in search.missing if _is_between(p, before, first)]
+        unseen = [p for p in search.missing if layer_of(p) == layer and order(p) < order(first.point)]
         weights = _weights(search.one, search.other, unseen, first.point)
     return Bisection(
         (search.one.name, search.other.name),
@@ -283,12 +284,8 @@ def _told(search: Search, first: Difference | None, layers: list[Difference], po
     )
 
 
-def _is_between(name: str, before: Difference | None, first: Difference) -> bool:
-    return (before is None or order(before.point) < order(name)) and order(name) < order(first.point)
-
-
 def _weights(one: Side, other: Side, missing: Sequence[str], first: str) -> tuple[Weight, ...]:
-    """Of the point, and of the points right before it that one side could not give. Equal: digest and dtype are."""
+    """Of the point, and of the points before it in its layer that one side could not give. Equal: digest and dtype."""
     mine, theirs = one.manifest().tensors, other.manifest().tensors
     names = [name for point in (*missing, first) for name in weights_of(point, {**mine, **theirs})]
     found = []

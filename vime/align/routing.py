@@ -5,6 +5,8 @@ Axes: T tokens, M layers with experts, K experts of a token, E experts of a laye
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -22,3 +24,31 @@ def tie_margin(logits_TE: np.ndarray, experts_TK: np.ndarray) -> np.ndarray:
 def differs(one_TMK: np.ndarray, other_TMK: np.ndarray) -> np.ndarray:
     """bool [T, M]: the sets of experts are not the same (both sorted along K)."""
     return (one_TMK != other_TMK).any(-1)
+
+
+def first_places(differs_TM: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """bool [T, M]: of each sample, the places in the lowest layer where any of its tokens differ. Above it, inputs
+    differ already.
+    """
+    out_TM = np.zeros_like(differs_TM)
+    for a, b in pairwise(offsets):
+        layers = np.flatnonzero(differs_TM[a:b].any(0))
+        if layers.size:
+            out_TM[a:b, layers[0]] = differs_TM[a:b, layers[0]]
+    return out_TM
+
+
+def before(flags_T: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """bool [T]: the flag of the token before, in the same sample: that of the position that predicts a token."""
+    out_T = np.zeros_like(flags_T)
+    out_T[1:] = flags_T[:-1]
+    out_T[offsets[:-1]] = False
+    return out_T
+
+
+def touched(differs_TM: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """bool [T]: tokens predicted at or after the first token of their sample that went to other experts."""
+    out_T = np.zeros(len(differs_TM), bool)
+    for a, b in pairwise(offsets):
+        out_T[a:b] = np.logical_or.accumulate(differs_TM[a:b].any(1))
+    return before(out_T, offsets)

@@ -122,7 +122,8 @@ def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
         stack.enter_context(console)
         stack.enter_context(ends_in_order())
         faults = tuple(loaded.config.debug.inject)
-        loaded = _without_faults(stack.enter_context(planted(loaded, folder.path, console)))
+        loaded = stack.enter_context(planted(loaded, folder.path, console))
+        loaded = _with_own(loaded, None if asked.template else folder.records)
         scratch = folder.path / SCRATCH
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
@@ -138,8 +139,9 @@ def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
     return _kept(Bisected(found, result, sample.name, environment, {}), folder, asked)
 
 
-def _without_faults(loaded: Loaded) -> Loaded:
-    debug = loaded.config.debug.model_copy(update={"inject": []})
+def _with_own(loaded: Loaded, records: str | None) -> Loaded:
+    """Faults are planted later; a live rollout is kept, for another ``--from-record``."""
+    debug = loaded.config.debug.model_copy(update={"inject": [], "save_rollout_data": records})
     return replace(loaded, config=loaded.config.model_copy(update={"debug": debug}))
 
 
@@ -266,6 +268,8 @@ def _kept(made: Bisected, folder: RunFolder, asked: Asked) -> Bisected:
     from vime.report.align import align_page
 
     files = {"report": str(asked.html or folder.page), "as JSON": str(folder.report)}
+    record = Path(folder.records.format(rollout_id=0))
+    files |= {"rollout": str(record)} if record.exists() else {}
     made = replace(made, files=files)
     write_text(folder.report, json.dumps(made.as_dict(), indent=1) + "\n")
     page = align_page(AlignReport((made.result,), made.environment), (CHECK,))
