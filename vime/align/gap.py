@@ -189,6 +189,12 @@ class Gap:
         return drawn.as_dict()
 
 
+def compared_tokens(gap: Gap, side: int, row: int) -> np.ndarray:
+    """Log-probs of the compared tokens of one sample; ``side``: 0 is ours, 1 theirs."""
+    own = slice(int(gap.batch.offsets[row]), int(gap.batch.offsets[row + 1]))
+    return (gap.ours_T, gap.theirs_T)[side][own][gap.is_compared_T[own]]
+
+
 def name_of(batch: RolloutBatch, row: int) -> str:
     """How messages call a sample."""
     return f"sample {batch.group_ids_N[row]}/{batch.indices_N[row]}"

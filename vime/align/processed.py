@@ -32,19 +32,27 @@ class Position:
 def log_probs(given: Position, options: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """(log-probs [R] of the sampled tokens under ``options``, log S [R] of the mass that truncation keeps), nats.
 
-    In vLLM's order: penalties, temperature, then min_p, top_k and top_p, over which it normalises again. Temperature 0
-    stands for 1. A token that truncation drops has log-prob -inf.
+    A token that truncation drops has log-prob -inf.
     """
     import torch
 
-    logits_RV = _penalised(given, options)
-    logits_RV = logits_RV / (float(options.get("temperature", 1.0)) or 1.0)
-    kept_RV = _kept(logits_RV, options)
-    full_RV = torch.log_softmax(logits_RV, -1)
-    log_s_R = torch.logsumexp(full_RV.masked_fill(~kept_RV, -torch.inf), -1)
+    found_RV, log_s_R = distribution(given, options)
     ids_R = torch.from_numpy(given.token_ids[given.at_R].astype(np.int64))
-    found_R = (full_RV.masked_fill(~kept_RV, -torch.inf) - log_s_R[:, None]).gather(1, ids_R[:, None])[:, 0]
-    return found_R.double().numpy(), log_s_R.double().numpy()
+    return found_RV.gather(1, ids_R[:, None])[:, 0].double().numpy(), log_s_R.double().numpy()
+
+
+def distribution(given: Position, options: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probs [R, V], log S [R]) under ``options``, nats.
+
+    In vLLM's order: penalties, temperature, then min_p, top_k and top_p, over which it normalises again. Temperature 0
+    stands for 1.
+    """
+    import torch
+
+    logits_RV = _penalised(given, options) / (float(options.get("temperature", 1.0)) or 1.0)
+    full_RV = torch.log_softmax(logits_RV, -1).masked_fill(~_kept(logits_RV, options), -torch.inf)
+    log_s_R = torch.logsumexp(full_RV, -1)
+    return full_RV - log_s_R[:, None], log_s_R
 
 
 def _penalised(given: Position, options: Mapping[str, Any]) -> torch.Tensor:

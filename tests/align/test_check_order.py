@@ -1,0 +1,37 @@
+"""Two orders of the same requests (case A21)."""
+
+from two_sides import two_sides
+
+from vime.align.checks.order import CHECK
+from vime.types import Verdict
+
+
+def test_order_does_not_matter(net):
+    found = CHECK.run(two_sides(net))
+    assert found.verdict == Verdict.PASS
+    assert "16 of 16 samples identical" in found.measured
+
+
+def test_an_engine_whose_scores_depend_on_the_order(net):
+    """A21"""
+    bench = two_sides(net)
+    bench.engine.order_error = 1e-3
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "depends on those before it" in found.cause
+
+
+def test_an_engine_whose_samples_alone_depend_on_the_order(net):
+    """A21"""
+    bench = two_sides(net)
+    scores = bench.engine.score
+    bench.engine.order_error = 1e-3
+
+    def score(sequences, at_once=None):
+        bench.engine.order_error = 0.0
+        return scores(sequences, at_once)
+
+    bench.engine.score = score
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "samples depends on the order" in found.cause

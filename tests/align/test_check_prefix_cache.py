@@ -1,0 +1,60 @@
+"""A sync empties the prefix cache, and cached prompts change nothing (cases A15 and A21)."""
+
+import pytest
+from two_sides import two_sides
+
+from vime.align.checks.prefix_cache import CHECK
+from vime.types import Verdict
+
+
+def test_a_sync_that_resets_passes(net):
+    """A15"""
+    found = CHECK.run(two_sides(net))
+    assert found.verdict == Verdict.PASS
+    assert found.measured.startswith("32 of 33 prompt tokens cached, 0 after a sync")
+
+
+def test_a_stale_cache_is_named_with_its_tokens(net):
+    """A15"""
+    bench = two_sides(net)
+    bench.engine.stays_stale = True
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "stale prefix cache" in found.cause
+    assert found.numbers["num_stale"] == 32
+
+
+def test_a_cache_that_changes_log_probs_fails(net):
+    """A21"""
+    bench = two_sides(net)
+    bench.engine.cache_error = 1e-3
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert found.numbers["computed against cached"] == pytest.approx(1e-3, rel=0.01)
+    assert "the prefix cache changes log-probs" in found.cause
+
+
+def test_scores_that_read_the_cache_fail(net):
+    """A21"""
+    bench = two_sides(net)
+    scores = bench.engine.score
+    bench.engine.score = lambda sequences: [s + (1e-3 if bench.engine.cache else 0.0) for s in scores(sequences)]
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "scored with a full against an empty cache" in found.cause
+
+
+def test_without_a_cache_or_room_for_two_blocks(net):
+    bench = two_sides(net)
+    bench.engine.caching = False
+    assert CHECK.run(bench).verdict == Verdict.SKIP
+    bench = two_sides(net)
+    about = bench.engine.describe()
+    bench.engine.describe = lambda: {**about, "max_model_len": 32}
+    assert "room for a prompt of 24" in CHECK.run(bench).cause
+
+
+def test_a_cache_that_is_never_hit_is_not_tested(net):
+    bench = two_sides(net)
+    bench.engine._look_up = lambda ids: False
+    assert CHECK.run(bench).verdict == Verdict.NOT_TESTED

@@ -1,0 +1,82 @@
+"""Log-probs that stand at the wrong token or in the wrong sample are found, and others are not."""
+
+import numpy as np
+import pytest
+from two_sides import two_sides
+
+from vime.align.answer_faults import damaged
+from vime.align.checks.tokens import CHECK
+from vime.types import Verdict
+
+
+def test_a_clean_rollout_passes(net):
+    found = CHECK.run(two_sides(net))
+    assert found.verdict == Verdict.PASS
+    assert found.measured == "shift 0 fits best in 16 of 16 samples"
+    assert any("16 of 16 samples are truncated" in line for line in found.evidence)
+
+
+def test_log_probs_one_token_late(net):
+    bench = two_sides(net)
+    bench.damage = lambda batch: damaged(batch, "shifted-log-probs")[0]
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "1 token(s) late" in found.cause
+    assert "shift +1" in found.evidence[0]
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 2])
+def test_other_shifts(net, shift):
+    bench = two_sides(net)
+
+    def move(batch):
+        for row in range(len(batch)):
+            own = slice(batch.offsets[row] + batch.prompt_lens_N[row], batch.offsets[row + 1])
+            batch.rollout_log_probs_T[own] = np.roll(batch.rollout_log_probs_T[own], shift)
+        return batch
+
+    bench.damage = move
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert f"{abs(shift)} token(s) {'late' if shift > 0 else 'early'}" in found.cause
+
+
+def test_one_sample_with_the_log_probs_of_another(net):
+    """A23: one of 16."""
+    bench = two_sides(net)
+    bench.damage = lambda batch: damaged(batch, "exchanged-log-probs")[0]
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert found.numbers["num_misplaced"] == 1
+    assert "samples have the log-probs of others: sample 0/0 fits sample 1/0" in found.cause
+
+
+def test_another_distribution_is_not_a_shift(net):
+    bench = two_sides(net, 0.7)
+    bench.engine.reports_raw = True
+    assert CHECK.run(bench).verdict == Verdict.PASS
+
+
+def test_noise_as_large_as_the_log_probs_cannot_be_placed(net):
+    bench = two_sides(net)
+    rng = np.random.default_rng(0)
+    bench.trainer.spoil = lambda values, *_: rng.normal(-3, 3, len(values)).astype(np.float32)
+    assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_ids_that_another_encoding_would_change_are_said(net):
+    bench = two_sides(net)
+
+    class Merging:
+        def decode(self, ids):
+            return bench_tokenizer.decode(ids)
+
+        def encode(self, text, **_):
+            return [0]
+
+    bench_tokenizer = bench.tokenizer
+    bench.__dict__["batch"] = bench.batch
+    bench.__dict__["tokenizer"] = Merging()
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.PASS
+    assert "16 of 16 responses would be other ids" in found.evidence[0]
