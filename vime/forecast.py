@@ -11,7 +11,8 @@ from math import prod
 
 from vime.backends.vllm.arguments import DEFAULT_MAX_NUM_SEQS, kv_cache_bytes, max_model_len, read_model_config
 from vime.config.schema import Config
-from vime.models import ModelSpec, rank_names
+from vime.models import ModelSpec
+from vime.models.placement import rank_maps
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -42,7 +43,7 @@ def forecast(config: Config, spec: ModelSpec) -> list[ForecastRow]:
 
 def _trainer(config: Config, spec: ModelSpec, stage: int) -> ForecastRow:
     p, size = config.parallel, BYTES[config.model.dtype]
-    numel = stage_parameters(config, spec, stage)
+    numel, experts = stage_parameters(config, spec, stage)
     # Adam: two moments in float32, and a float32 master copy where the weights are in another type
     state = 8 if size == 4 else 12
     return ForecastRow(
@@ -50,24 +51,34 @@ def _trainer(config: Config, spec: ModelSpec, stage: int) -> ForecastRow:
         count=p.world_size // p.pp,
         weights=numel * size,
         gradients=numel * 4,  # summed in float32
-        optimizer=numel * state // (p.dp if p.distributed_optimizer else 1),
+        optimizer=_optimizer(config, numel - experts, experts) * state,
         reference=numel * size if config.uses_reference else 0,
         activations=_activations(config, spec, stage),
     )
 
 
-def stage_parameters(config: Config, spec: ModelSpec, stage: int) -> int:
-    """Parameters of one rank of a pipeline stage; the last stage of a tied model holds a copy of the embedding."""
-    p, shapes = config.parallel, spec.tensors()
-    names = [hf for parts in rank_names(spec, p, stage).values() for hf in parts]
-    if spec.is_tied and p.pp > 1 and stage == p.pp - 1:
-        names.append("model.embed_tokens.weight")
-    return sum(_local(spec, name, shapes[name], p.tp) for name in names)
+def _optimizer(config: Config, dense: int, experts: int) -> int:
+    """Parameters whose optimizer state a rank holds; a sharded one is split over the ranks that hold the same."""
+    p = config.parallel
+    if not p.distributed_optimizer:
+        return dense + experts
+    replicas = p.world_size // p.pp // (p.ep * p.expert_tp)
+    return dense // (p.dp * p.cp) + experts // replicas
+
+
+def stage_parameters(config: Config, spec: ModelSpec, stage: int) -> tuple[int, int]:
+    """(parameters of one rank of a pipeline stage, how many of them are experts'); all its ranks hold as many.
+
+    The last stage of a tied model holds a copy of the embedding.
+    """
+    held = next(found for found in rank_maps(spec, config.parallel) if found.pp == stage)
+    experts = sum(prod(part.shape) for part in held.tensors.values() if part.is_expert)
+    return held.num_elements, experts
 
 
 def _local(spec: ModelSpec, name: str, shape: tuple[int, ...], tp: int) -> int:
-    """Matrices and their biases are split over tp, norms are not; key/value heads at most down to one each."""
-    if len(shape) == 1 and not name.endswith(".bias"):
+    """Matrices and biases are split over tp, norms and routers are not; key/value heads at most down to one each."""
+    if (len(shape) == 1 and not name.endswith(".bias")) or name.endswith(".mlp.gate.weight"):
         return prod(shape)
     if ".k_proj." in name or ".v_proj." in name:
         tp = min(tp, spec.num_query_groups)
@@ -81,7 +92,11 @@ def _activations(config: Config, spec: ModelSpec, stage: int) -> int:
     heads = spec.num_attention_heads * spec.head_dim
     groups = spec.num_query_groups * spec.head_dim
     split = p.tp if p.sequence_parallel else 1
-    per_layer = 6 * spec.hidden_size // split + (3 * heads + 2 * groups + 4 * spec.ffn_hidden_size) // p.tp
+    # of experts, what a token takes to each of its few, on average over the ranks
+    wide = 4 * spec.ffn_hidden_size
+    if spec.is_moe:
+        wide = spec.num_experts_per_token * (4 * spec.expert_ffn_hidden_size + 2 * spec.hidden_size)
+    per_layer = 6 * spec.hidden_size // split + (3 * heads + 2 * groups + wide) // p.tp
     num_layers = spec.num_layers / p.pp
     in_flight = p.pp - stage
     # logits, their softmax and their gradient, in float32, of the one micro-batch that is at the end

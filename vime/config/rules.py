@@ -293,6 +293,14 @@ def _parallel(c: Config) -> Iterator[Finding]:
             yield Finding(f"parallel.{name}", "needs parallel.pp >= 2: one stage holds all layers", ("parallel.pp",))
     if p.sequence_parallel and p.tp == 1:
         yield Finding("parallel.sequence_parallel", "needs parallel.tp >= 2", ("parallel.tp",))
+    num_ranks, etp = p.world_size // p.pp, p.expert_tp
+    if num_ranks % (p.ep * etp):
+        setting = "parallel.etp" if p.etp is not None and num_ranks % p.ep == 0 else "parallel.ep"
+        text = (
+            f"ep x etp = {p.ep} x {etp} must divide tp x cp x dp = {num_ranks}: experts are spread over the ranks of a "
+            "pipeline stage"
+        )
+        yield Finding(setting, text, ("parallel.etp", "parallel.tp", "parallel.cp", "parallel.dp"))
 
 
 def _functions(c: Config) -> Iterator[Finding]:

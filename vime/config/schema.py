@@ -219,6 +219,11 @@ class Parallel(Section):
     def world_size(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
 
+    @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel size inside each expert."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
 
 class Weights(Section):
     transport: Literal["shm"] = "shm"

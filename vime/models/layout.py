@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vime.config.schema import Parallel
-from vime.models.placement import StaticMap, expert_tp, layer_map, layers_per_rank, rank_names, static_map
+from vime.models.placement import StaticMap, layer_map, layers_per_rank, rank_names, static_map
 from vime.models.spec import ModelSpec
 
 __all__ = ["StaticMap", "check_layout", "gloo_problems", "layer_map", "rank_names", "static_map"]
@@ -18,7 +18,7 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> list[str]:
 
 def gloo_problems(parallel: Parallel) -> list[str]:
     """What a possible layout cannot do on the CPU, one line each."""
-    ep, etp = parallel.ep, expert_tp(parallel)
+    ep, etp = parallel.ep, parallel.expert_tp
     if etp == 1 or (ep == 1 and parallel.tp % etp == 0):
         return []
     return [
@@ -49,7 +49,7 @@ def _tensor_problems(spec: ModelSpec, parallel: Parallel) -> list[str]:
 
 
 def _expert_problems(spec: ModelSpec, parallel: Parallel) -> list[str]:
-    ep, etp, num_ranks = parallel.ep, expert_tp(parallel), parallel.world_size // parallel.pp
+    ep, etp, num_ranks = parallel.ep, parallel.expert_tp, parallel.world_size // parallel.pp
     if not spec.is_moe:
         given = [f"parallel.ep = {ep}"] if ep > 1 else []
         given += [f"parallel.etp = {parallel.etp}"] if parallel.etp not in (None, parallel.tp) else []

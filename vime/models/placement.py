@@ -146,11 +146,6 @@ def expert_map(spec: ModelSpec, parallel: Parallel) -> list[list[int]]:
     return [list(range(rank * here, (rank + 1) * here)) for rank in range(parallel.ep)]
 
 
-def expert_tp(parallel: Parallel) -> int:
-    """Tensor-parallel size inside each expert."""
-    return parallel.etp or (1 if parallel.ep > 1 else parallel.tp)
-
-
 def padded_vocab_size(spec: ModelSpec, tp: int) -> int:
     """Rows of the embedding over all tp ranks: the vocabulary rounded up to a multiple of tp."""
     return -(-spec.vocab_size // tp) * tp
@@ -185,7 +180,7 @@ def _owned(
 
 def rank_maps(spec: ModelSpec, parallel: Parallel) -> Iterator[RankMap]:
     """One entry for all ranks that hold the same."""
-    etp, width = expert_tp(parallel), parallel.world_size // parallel.pp
+    etp, width = parallel.expert_tp, parallel.world_size // parallel.pp
     alike: dict[tuple[int, int, int], list[int]] = {}
     for rank in range(width):
         alike.setdefault((rank % parallel.tp, rank // etp % parallel.ep, rank % etp), []).append(rank)
@@ -217,7 +212,7 @@ def _tensors(
 
 def _local_shape(spec: ModelSpec, parallel: Parallel, rule: Rule) -> tuple[tuple[int, ...], int | None, int]:
     """(shape of one rank's part, dimension that is split, number of parts)."""
-    of = expert_tp(parallel) if rule.is_per_expert else parallel.tp
+    of = parallel.expert_tp if rule.is_per_expert else parallel.tp
     dim = rule.split_dim if of > 1 else None
     shape = list(_whole_shape(spec, parallel, rule))
     if dim is None:

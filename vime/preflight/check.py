@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vime import device
 from vime.config import native
 from vime.config.load import Loaded, read, value_of
 from vime.config.message import UNSET, Finding, short
 from vime.config.names import field_of, paths_of
-from vime.config.schema import Config
+from vime.config.schema import Config, Parallel
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
+from vime.models.layout import gloo_problems
 from vime.preflight import model_folder
 from vime.preflight.packages import is_installed
 from vime.run_folder import RunFolder, num_rollouts_of
@@ -58,7 +61,16 @@ def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
 def layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
     """Tensor and pipeline sizes against the model."""
     if loaded.config.needs_trainer and not any(path.startswith("parallel.") for path in loaded.invalid):
-        yield from _as_ours(loaded, check_layout(spec, loaded.config.parallel))
+        parallel = loaded.config.parallel
+        yield from _as_ours(loaded, [*check_layout(spec, parallel), *_beyond_gloo(spec, parallel)])
+
+
+def _beyond_gloo(spec: ModelSpec, parallel: Parallel) -> list[str]:
+    """What only a GPU's collectives can do. torch, which knows whether there is one, is asked only where it matters."""
+    problems = gloo_problems(parallel) if spec.is_moe else []
+    if not problems or importlib.util.find_spec("torch") is None:
+        return []
+    return problems if device.kind() == "cpu" else []
 
 
 def engine_layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
@@ -67,6 +79,9 @@ def engine_layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
     if c.needs_engines and not loaded.concerns_invalid(["rollout.engine_tp"]) and heads % c.rollout.engine_tp:
         valid = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         yield loaded.line(Finding("rollout.engine_tp", f"does not divide num_attention_heads = {heads} (try {valid})"))
+    width = spec.expert_ffn_hidden_size
+    if c.needs_engines and not loaded.concerns_invalid(["rollout.engine_tp"]) and width % c.rollout.engine_tp:
+        yield loaded.line(Finding("rollout.engine_tp", f"does not divide moe_intermediate_size = {width}"))
 
 
 def same_architecture(loaded: Loaded, policy: ModelSpec, reference: ModelSpec) -> Iterator[str]:

@@ -22,7 +22,7 @@ from vime.config.schema import Config, Parallel
 from vime.errors import ConfigError, UsageError
 from vime.models import ModelSpec, check_layout
 from vime.models.layout import gloo_problems
-from vime.models.placement import expert_tp, padded_vocab_size
+from vime.models.placement import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,7 +74,7 @@ def transformer_config(spec: ModelSpec, config: Config) -> TransformerConfig:
         "virtual_pipeline_model_parallel_size": parallel.vpp,
         "context_parallel_size": parallel.cp,
         "expert_model_parallel_size": parallel.ep,
-        "expert_tensor_parallel_size": expert_tp(parallel),
+        "expert_tensor_parallel_size": parallel.expert_tp,
         "sequence_parallel": parallel.sequence_parallel,
         "num_layers_in_first_pipeline_stage": parallel.num_layers_in_first_stage,
         "num_layers_in_last_pipeline_stage": parallel.num_layers_in_last_stage,
@@ -195,7 +195,7 @@ def _mark_experts(chunk: GPTModel, parallel: Parallel) -> None:
     Megatron 0.16.1 marks experts so only where ep > 1. With ep = 1 and another etp than tp their gradients would be
     summed over the wrong ranks, without an error. Delete when upstream looks at both sizes.
     """
-    if expert_tp(parallel) != parallel.tp:
+    if parallel.expert_tp != parallel.tp:
         for name, parameter in chunk.named_parameters():
             if ".mlp.experts." in name:
                 parameter.allreduce = False

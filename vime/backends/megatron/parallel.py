@@ -10,7 +10,6 @@ from megatron.core import parallel_state, tensor_parallel
 from vime import device
 from vime.config.schema import Parallel
 from vime.errors import VimeError
-from vime.models.placement import expert_tp
 
 
 def init(
@@ -45,7 +44,7 @@ def init(
         virtual_pipeline_model_parallel_size=parallel.vpp,
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
-        expert_tensor_parallel_size=expert_tp(parallel),
+        expert_tensor_parallel_size=parallel.expert_tp,
         distributed_timeout_minutes=timeout_seconds / 60,  # becomes a timedelta: fractions are fine
     )
     device.seed(seed)
@@ -94,7 +93,7 @@ def describe(parallel: Parallel) -> str:
     """The layout in one line."""
     parts = [f"tp {parallel.tp}", f"pp {parallel.pp}", f"cp {parallel.cp}", f"dp {parallel.dp}"]
     if parallel.ep > 1 or parallel.etp is not None:
-        parts.append(f"ep {parallel.ep}, etp {expert_tp(parallel)}")
+        parts.append(f"ep {parallel.ep}, etp {parallel.expert_tp}")
     if parallel.vpp is not None:
         parts.append(f"vpp {parallel.vpp}")
     if parallel.sequence_parallel:
