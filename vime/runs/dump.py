@@ -212,6 +212,7 @@ class _Taking:
         for path in (p for view in asked.views for p in (manifest_path(asked.out, view), asked.out / view)):
             if path.exists():
                 raise UsageError(f"{path} exists already", "choose another folder with --out, or remove it")
+        _make(asked.out)
         dumps: dict[str, Dump] = {}
         with ExitStack() as stack:
             folders = {view: stack.enter_context(_made(asked.out / view, asked.digests_only)) for view in asked.views}
@@ -285,6 +286,13 @@ class _Taking:
             selection=self.asked.selection,
             folder=None if self.asked.digests_only else self.asked.out / view,
         )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be made: {error.strerror}", "choose another folder") from error
 
 
 def _pairs(dumps: Mapping[str, Dump]) -> list[tuple[str, str]]:

@@ -170,10 +170,9 @@ def diff(a: Dump, b: Dump, read_a: Read | None = None, read_b: Read | None = Non
     reader = _Reader(read_a, read_b)
     rows = {row.name: row for row in _rows(a, b, reader)}
     notes = [*_notes(a, b), *_tied_notes(a, b, rows)]
-    findings = [*_group_partners(a, b, rows), *_group_rows(a, b, rows)]
+    findings = [*_group_partners(a, b, rows), *_group_rows(a, b, rows), *_untied(a, b)]
     explained = {name for found in findings for name in found.tensors}
     findings += [_single(row) for row in rows.values() if row.kind != Kind.EQUAL and row.name not in explained]
-    findings += _untied(a, b)
     buffers = tuple(_buffers(a, b))
     findings += [Finding(Kind.BUFFER, row.name, row.detail, (row.name,)) for row in buffers]
     order = list(Kind)
@@ -418,24 +417,18 @@ def _pairs(pairs: dict[str, str]) -> list[Finding]:
 def _group_rows(a: Dump, b: Dump, rows: dict[str, TensorDiff]) -> list[Finding]:
     """Fused matrices whose rows are all there, at other places."""
     found = []
-    candidates = [*fused_groups(a.tensors), *((n,) for n, r in rows.items() if r.kind == Kind.ELEMENTS)]
-    done: set[str] = set()
-    for names in candidates:
-        wrong = tuple(n for n in names if n in rows and rows[n].kind in _UNEXPLAINED)
-        if not wrong or done.issuperset(wrong) or any(n not in b.tensors for n in names):
-            continue
+    wrong = {name for name, row in rows.items() if row.kind in (Kind.VALUE, Kind.ELEMENTS)}
+    fused = [names for names in fused_groups(a.tensors) if wrong.issuperset(names)]
+    alone = [(name,) for name in wrong if not any(name in names for names in fused)]
+    for names in [*fused, *sorted(alone)]:
         one, other = joined(a.tensors, names), joined(b.tensors, names)
         if one is None or other is None or not (text := explain(one, other)):
             continue
-        done.update(wrong)
         where = names[0] if len(names) == 1 else f"{names[0]} and {', '.join(n.split('.')[-2] for n in names[1:])}"
-        found.append(Finding(Kind.ROWS, where, text, wrong))
-        for name in wrong:
+        found.append(Finding(Kind.ROWS, where, text, names))
+        for name in names:
             rows[name] = replace(rows[name], kind=Kind.ROWS, detail=text)
     return found
-
-
-_UNEXPLAINED = (Kind.VALUE, Kind.ELEMENTS)
 
 
 def _single(row: TensorDiff) -> Finding:
