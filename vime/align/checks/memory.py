@@ -22,7 +22,7 @@ WARM_UP, ROUNDS = 2, 6
 SHORT_TOKENS = 2048
 """Of a short round: growth per step does not depend on the size of the step."""
 GROWTH = 8 * MB
-"""Bytes per round and process. Measured, clean, tiny model on CPUs: trainer ranks 0.04 to 0.28 MB, engines 0.3 to 1.0 MB
+"""Bytes per round and process. Measured, clean, tiny model on a CPU: trainer ranks 0.04 to 0.28 MB, engines 0.3 to 1 MB
 a round, from allocators that still find their size; a leak of 20 MB a step shows as 20 MB."""
 SKEW_SHARE, SKEW = 1.25, 64 * MB
 """A rank that holds over a quarter and 64 MB more than another of its kind."""
