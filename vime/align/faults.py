@@ -43,6 +43,11 @@ class Fault:
     check: str = ""
     is_of_walk: bool = False
 
+    @property
+    def is_early(self) -> bool:
+        """Planted before the run's parts begin; all others can be planted in parts that are alive."""
+        return self.place in (Place.PROMPTS, Place.CHECKPOINT)
+
 
 def _of_walk(place: Place, check: str, description: str, needs: str = "") -> Fault:
     return Fault(place, description, needs, check, True)

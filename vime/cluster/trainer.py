@@ -165,8 +165,12 @@ class RayTrainer:
         return next((text for text in done.values() if text), "nothing was changed")
 
     def heal(self) -> None:
-        """Undo what was planted."""
+        """Undo what was planted, and begin again."""
         self._all("heal", what="undoing the planted fault")
+
+    def restart(self, path: str) -> None:
+        """Weights, reference and optimizer as if every rank had just been started, from the folder ``path``."""
+        self._all("restart", path, what=f"loading {path}")
 
     def step(self, data: TrainData) -> StepStats:
         import ray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from vime import device
 from vime.align import summary
 from vime.align.checks import CHECKS
+from vime.align.faults import FAULTS
 from vime.align.walk import Check, chosen, walk
 from vime.config.load import Loaded
 from vime.config.schema import Config
@@ -23,7 +24,8 @@ from vime.observe import Observer
 from vime.run_folder import RunFolder, versions, write_text
 from vime.runs.bench import LiveBench
 from vime.runs.ending import ends_in_order
-from vime.runs.planted import planted
+from vime.runs.planted import planted, without
+from vime.runs.recorded_bench import RecordedBench
 from vime.runs.watched import watchdog
 from vime.types import AlignReport, CheckResult
 
@@ -77,25 +79,32 @@ def align_check(*, loaded: Loaded, console: Progress, asked: Asked) -> Aligned:
         folder.begin(loaded, resume=False)
         stack.enter_context(console)
         stack.enter_context(ends_in_order())
-        loaded = stack.enter_context(planted(loaded, folder.path, console))
+        faults = [name for name in loaded.config.debug.inject if name in FAULTS and not FAULTS[name].is_early]
+        loaded = without(stack.enter_context(planted(loaded, folder.path, console)), faults)
         loaded = _recording(loaded, folder, asked)
         scratch = _scratch(folder, stack)
         observer = Observer(loaded.config, console, Metrics([]), folder.evaluation)
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())
-        report = walked(loaded, asked, observer, scratch, stack)
+        report = walked(loaded, asked, observer, scratch, stack, faults)
     return Aligned(report, _kept(report, folder, asked))
 
 
-def walked(loaded: Loaded, asked: Asked, observer: Observer, scratch: Path, stack: ExitStack) -> AlignReport:
-    """The checks over a bench of their own, which ends with ``stack``."""
+def walked(
+    loaded: Loaded, asked: Asked, observer: Observer, scratch: Path, stack: ExitStack, faults: Sequence[str] = ()
+) -> AlignReport:
+    """The checks over a bench of their own, which ends with ``stack``; ``faults`` are planted first."""
     checks = asked.checks
     bench = _bench(loaded, asked, observer, scratch, stack)
+    for name in faults:
+        observer.progress.warn(f"PLANTED FAULT {name}: {bench.plant(name)}")
     report = walk(checks, bench, _teller(observer.progress))
     return replace(report, environment=_environment(loaded.config))
 
 
 def _bench(loaded: Loaded, asked: Asked, observer: Observer, scratch: Path, stack: ExitStack) -> LiveBench:
+    if asked.template is not None:
+        return RecordedBench.of(loaded, scratch, observer, stack, asked.template, asked.ids)
     wants_engines = any(not check.of_trainer for check in asked.checks)
     return LiveBench(loaded, scratch, observer, stack, wants_engines)
 

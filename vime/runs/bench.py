@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from vime.errors import VimeError
 from vime.models import ModelSpec, load_spec
 from vime.observe import Observer
 from vime.protocols import Rollouts
+from vime.runs import injection
+from vime.runs.injection import Injection
 from vime.runs.parts import Begun, Prompts, begin, introduce_trainer, rollouts_of, transport_of, up
 from vime.runs.sides import HEALTH_SECONDS, Devices, Life, LiveEngine, LiveTrainer
 from vime.types import RolloutBatch, WeightManifest
@@ -26,6 +28,18 @@ from vime.weights.checkpoint import checkpoint_manifest
 from vime.weights.transport import ShmTransport
 
 Fact = TypeVar("Fact")
+ROLLOUTS = "the rollouts"
+STARTED = (
+    "the start",
+    "the tokenizer",
+    "reading the prompts",
+    "the start of the trainer",
+    "the start of the engines",
+    "the way of the weights",
+    ROLLOUTS,
+    "one process",
+)
+"""Facts that outlast a walk."""
 UNTOLD = ""
 """In place of the check that met a failure first: none did, yet."""
 
@@ -37,6 +51,8 @@ class LiveBench:
     folder         scratch, of the caller, who removes it
     wants_engines  False: no check asks for an engine, so none is started beside the trainer
     check          the check that runs at this moment: where a fact failed first
+    serves_many    walks follow one another: what is slow to start is kept between them
+    injection      the faults that are planted at this moment
     """
 
     loaded: Loaded
@@ -46,6 +62,8 @@ class LiveBench:
     wants_engines: bool = True
     check: str = ""
     is_live: bool = True
+    serves_many: bool = False
+    injection: Injection = field(default_factory=Injection)
     _facts: dict[str, Any] = field(default_factory=dict)
     _failures: dict[str, tuple[VimeError, str]] = field(default_factory=dict)
 
@@ -94,6 +112,29 @@ class LiveBench:
                 self._failures[name] = (error, UNTOLD)
             return error
         return None
+
+    @contextmanager
+    def replaced(self, facts: Mapping[str, Any], without: Sequence[str]) -> Iterator[None]:
+        """In here ``facts`` are those, and those of ``without`` are asked for anew; after it, all are as before."""
+        names = (*facts, *without)
+        before = {name: self._facts.pop(name) for name in names if name in self._facts}
+        self._facts |= facts
+        yield
+        for name in names:
+            self._facts.pop(name, None)
+        self._facts |= before
+
+    def plant(self, fault: str) -> str:
+        """Plant a fault of ``vime.align.faults`` where it belongs, see ``injection.plant``."""
+        return injection.plant(self, fault)
+
+    def begin_again(self) -> None:
+        """For another walk: faults are healed, every process is as at its start, nothing else is known."""
+        injection.heal(self)
+        kept = {name: fact for name, fact in self._facts.items() if name in STARTED}
+        self._facts, self._failures = kept, {}
+        if ROLLOUTS in kept:
+            kept[ROLLOUTS].load_state_dict(self._first_prompts)
 
     @property
     def begun(self) -> Begun:
@@ -178,24 +219,30 @@ class LiveBench:
         transport, trainer, engine = self.transport, self.trainer, self.engine
         with trainer.life.required(), engine.life.required(), self.observer.phase("sync"):
             self.devices.to_both()
-            return transport.sync(trainer.num_steps)
+            sent = transport.sync(trainer.num_steps)
+        self.injection.synced(self)
+        return sent
 
     # ------------------------------------------------------------ the rollout and what the trainer says of it
 
     @property
     def rollouts(self) -> Rollouts:
-        return self.fact("the rollouts", self._rollouts)
+        return self.fact(ROLLOUTS, self._rollouts)
 
     def _rollouts(self) -> Rollouts:
         engine = self.engine
         transport = self._facts.get("the way of the weights")
-        return rollouts_of(self.loaded, self.prompts, engine.ray, self._infos, transport, self.observer, self.stack)[0]
+        found = rollouts_of(
+            self.loaded, self.prompts, engine.ray, self._infos, transport, self.observer, self.stack
+        )[0]
+        self._first_prompts = found.state_dict()
+        return found
 
     def produce(self, rollout_id: int) -> RolloutBatch:
         """One rollout with the weights that the engines hold."""
         engine, rollouts = self.engine, self.rollouts
         with engine.turn(), self.observer.phase("generate"):
-            return rollouts.produce(rollout_id)
+            return self.injection.answered(rollouts.produce(rollout_id))
 
     @property
     def batch(self) -> RolloutBatch:

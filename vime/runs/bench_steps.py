@@ -162,7 +162,7 @@ def reference_gradients(bench: LiveBench) -> OneProcess:
     """The first step, of the weights in model.path and of the same data, by one process that ends right after."""
     learned = bench.first
     config, title = other_layout(bench.config, learned.data)
-    with _alone(config, bench.begun.session) as trainer:
+    with _alone(bench, config) as trainer:
         before = trainer.write_tensors("weights", None, 0)
         log_probs_T = trainer.log_probs(learned.batch)
         stats = trainer.step(learned.data)
@@ -197,14 +197,28 @@ OF_SHARDS = ("overlap_param_gather", "use_distributed_optimizer")
 
 
 @contextmanager
-def _alone(config: Config, session: RaySession) -> Iterator[RayTrainer]:
+def _alone(bench: LiveBench, config: Config) -> Iterator[RayTrainer]:
     """A trainer of one process beside the run's, in the same Ray session; it shares what there is."""
-    trainer = RayTrainer(config, session, [{"num_cpus": 0}])
+    if bench.serves_many:
+        trainer = bench.fact("one process", lambda: _started(config, bench.begun.session))
+        trainer.restart(config.model.path)
+        yield trainer
+        return
+    trainer = RayTrainer(config, bench.begun.session, ALONE)
     try:
         trainer.start()
         yield trainer
     finally:
         trainer.end()
+
+
+ALONE: list[dict[str, Any]] = [{"num_cpus": 0}]
+
+
+def _started(config: Config, session: RaySession) -> RayTrainer:
+    trainer = RayTrainer(config, session, ALONE)
+    trainer.start()
+    return trainer
 
 
 # ---------------------------------------------------------------- resume

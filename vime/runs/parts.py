@@ -126,7 +126,7 @@ def begin(
     if config.needs_engines and with_engines:
         engines = RayEngines(config, session, placement.engine_options)
         engines.begin()
-    return Begun(config, session, placement, engines, reader.submit(_read_prompts, config))
+    return Begun(config, session, placement, engines, reader.submit(read_prompts, config))
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
     config, say = loaded.config, observer.progress
     with ExitStack() as stack:
         with say.phase("starting"):
-            prompts = _read_prompts(config)
+            prompts = read_prompts(config)
         assert prompts is not None
         engines, infos = stack.enter_context(engines_alone(config, say, prompts.tokenizer))
         rollouts, evaluation = rollouts_of(loaded, prompts, engines, infos, None, observer, stack)
@@ -226,7 +226,7 @@ class Prompts:
     evaluation: dict[str, PromptSource]  # by the name of the set
 
 
-def _read_prompts(config: Config) -> Prompts | None:
+def read_prompts(config: Config) -> Prompts | None:
     """None where rollouts are recorded. UsageError for bad rows, all at once."""
     if not config.needs_engines:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,3 +33,10 @@ def planted(loaded: Loaded, folder: Path, say: Progress) -> Iterator[Loaded]:
     with pretrained_copy(path, load_tokenizer(path), folder) as copy:
         model = config.model.model_copy(update={"path": copy})
         yield replace(loaded, config=config.model_copy(update={"model": model}))
+
+
+def without(loaded: Loaded, faults: Collection[str]) -> Loaded:
+    """The configuration with ``faults`` left to whoever plants them in the live parts."""
+    kept = [name for name in loaded.config.debug.inject if name not in faults]
+    debug = loaded.config.debug.model_copy(update={"inject": kept})
+    return replace(loaded, config=loaded.config.model_copy(update={"debug": debug}))

@@ -200,6 +200,13 @@ class LiveTrainer:
     def heal(self) -> None:
         with self._turn():
             self.ray.heal()
+        self.num_steps = 0
+
+    def restart(self, path: str) -> None:
+        """As started from the folder ``path``, until ``heal``."""
+        with self._turn():
+            self.ray.restart(path)
+        self.num_steps = 0
 
 
 @dataclass

@@ -320,7 +320,7 @@ class MegatronRank:
         """Weights, reference and optimizer bitwise as they were at the start; ``path``: another folder of the model,
         which is model.path from now on, until ``heal``. A collective.
         """
-        if path is not None:
+        if path is not None and path != self.config.model.path:
             own = self.config
             self._undo.append(lambda: self.use(own))
             self.use(own.model_copy(update={"model": own.model.model_copy(update={"path": path})}))
