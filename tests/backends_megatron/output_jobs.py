@@ -41,3 +41,16 @@ def _hooks(made: Any) -> list[str]:
             found += [f"{name} hook {key}" for key in (*part._forward_hooks, *part._forward_pre_hooks)]
             found += [f"{name}.{own}" for own in vars(part) if own in ("get_query_key_value_tensors", "gating")]
     return found
+
+
+def noise(rank: int, world_size: int, port: int, settings: Config, ids: np.ndarray) -> tuple[str, Any, bool]:
+    """(what was planted, where two forwards part at a tolerance of 0, whether they agree once healed)."""
+    from vime.align.bisect import Side, bisect
+    from vime.types import WeightManifest
+
+    with jobs.trainer(settings, rank, world_size, port) as made:
+        sides = [Side(name, made.outputs, lambda: WeightManifest(0, "", {})) for name in ("once", "again")]
+        said = made.plant("noisy-kernel")
+        found = bisect(*sides, ids, made.spec.num_layers, False, 0.0)
+        made.heal()
+        return said, found, bisect(*sides, ids, made.spec.num_layers, False, 0.0).first is None

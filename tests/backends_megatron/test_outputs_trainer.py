@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jobs
 import numpy as np
 import pytest
-from output_jobs import around, experts_of
+from output_jobs import around, experts_of, noise
 
+from vime.align.bench import joined_routing
 from vime.align.hf_outputs import HfOutputs
-from vime.align.points import all_points
+from vime.align.points import EXPERTS, all_points, layer_of, point
 from vime.models import load_spec
 
 IDS = np.random.default_rng(5).integers(0, 128, 21)
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 LAYOUTS = {
     "one process": ({}, 1),
     "tp 2, sequence parallel": ({"tp": 2, "sequence_parallel": True}, 2),
@@ -75,3 +78,39 @@ def test_a_point_that_is_none_is_refused(pool, tiny):
 def test_a_dense_model_routes_no_tokens(pool, tiny):
     (said,) = pool.run(1, experts_of, jobs.config(tiny("qwen3")))
     assert "without experts" in said
+
+
+def test_a_noisy_kernel_is_named_by_two_forwards(pool, tiny):
+    ((said, found, is_healed),) = pool.run(1, noise, jobs.config(tiny("qwen3")), IDS)
+    assert "layer 2" in said
+    assert found.first is not None
+    assert layer_of(found.first.point) == 2
+    assert is_healed
+
+
+MIXED = {
+    "one process": ({}, 1),
+    "ep 2": ({"dp": 2, "ep": 2}, 2),
+    "pp 2": ({"pp": 2}, 2),
+    "tp 2, sequence parallel": ({"tp": 2, "sequence_parallel": True}, 2),
+}
+
+
+@pytest.mark.parametrize("layout", MIXED)
+def test_outputs_and_experts_of_a_mixture_are_those_of_transformers(pool, tiny, layout):
+    parallel, size = MIXED[layout]
+    path = tiny("qwen3_moe", **MIXTURE)
+    settings, points = jobs.config(path, parallel=parallel), all_points(load_spec(str(path)).num_layers, True)
+    hf = HfOutputs(str(path))
+    answers = pool.run(size, around, settings, IDS, points)
+    assert furthest(merged([outputs for outputs, _, _ in answers]), dict(hf.outputs(IDS, points))) < 2e-5
+    assert all(is_same and not left for _, is_same, left in answers)
+    batch = jobs.batch()
+    routing = joined_routing(batch, [part for part in pool.run(size, experts_of, settings) if part is not None])
+    assert routing.layers == (0, 1, 2, 3)
+    asked = [point(layer, EXPERTS) for layer in routing.layers]
+    spans = [batch.token_ids_T[a:b] for a, b in itertools.pairwise(batch.offsets)]
+    found = [hf.outputs(ids, asked) for ids in spans]
+    expected = np.stack([np.concatenate([one[name] for one in found]) for name in asked], 1).astype(np.int16)
+    assert np.array_equal(routing.experts_TMK, expected)
+    assert (routing.margins_TM > 0).all()
