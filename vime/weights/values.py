@@ -52,7 +52,7 @@ def _numbers(data: torch.Tensor) -> dict[str, Any]:
     import torch
 
     low, high, total, squares, num_bad, is_bf16 = math.inf, -math.inf, 0.0, 0.0, 0, data.dtype != torch.float16
-    for piece in data.view(-1).split(PIECE):
+    for piece in data.view(-1).split(PIECE) if data.numel() else ():
         if is_bf16 and piece.dtype == torch.float32:
             is_bf16 = not bool((piece.view(torch.int32) & 0xFFFF).any())
         wide = piece.float() if piece.element_size() < 4 else piece
