@@ -39,6 +39,15 @@ Inject = Annotated[
 SelfTest = Annotated[
     bool, typer.Option("--self-test", help="Plant every fault in tiny models: the table of faults and checks.")
 ]
+Family = Annotated[
+    list[str] | None, typer.Option("--family", metavar="NAME", help="With --self-test: only this model (repeatable).")
+]
+OneFault = Annotated[
+    list[str] | None, typer.Option("--fault", metavar="FAULT", help="With --self-test: only this fault (repeatable).")
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="With --self-test: write the table there too.")
+]
 Bisect = Annotated[
     bool, typer.Option("--bisect", help="Find the first module whose output differs between trainer and engine.")
 ]
@@ -66,6 +75,9 @@ def align_check(
     html: Html = None,
     inject: Inject = None,
     self_test: SelfTest = False,
+    family: Family = None,
+    fault: OneFault = None,
+    markdown: Markdown = None,
     bisect: Bisect = False,
     of: Of = None,
     against: Versus = None,
@@ -81,6 +93,9 @@ def align_check(
 
     if is_list:
         output.checks(as_json)
+        return
+    if _is_self_test(self_test, {"--family": family, "--fault": fault, "--markdown": markdown}):
+        _self_test(family, fault, markdown, as_json)
         return
     sides = _sides(bisect, {"--of": of, "--against": against, "--sample": sample})
     record = from_record if sides is None else None  # a bisection runs engines beside recorded tokens
@@ -108,6 +123,26 @@ def align_check(
         what = Asked(*names, from_record, ids, html)
         found = align_check(loaded=loaded, console=console(loaded), asked=what)
     output.aligned(found, as_json)
+
+
+def _is_self_test(is_asked: bool, given: dict[str, object]) -> bool:
+    """UsageError for options of a self-test that nobody asked for."""
+    from vime.errors import UsageError
+
+    if not is_asked and (lost := [name for name, value in given.items() if value]):
+        raise UsageError(f"{lost[0]}: belongs to --self-test", "add --self-test")
+    return is_asked
+
+
+def _self_test(families: list[str] | None, faults: list[str] | None, page: Path | None, as_json: bool) -> None:
+    from vime.log import Progress, setup_logging
+    from vime.runs.self_test import Asked, self_test
+
+    setup_logging()
+    asked = Asked(_names(families), _names(faults), page)
+    with output.talk():
+        found = self_test(console=Progress(), asked=asked)
+    output.bisected(found, as_json)
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:
