@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_lowercase
 
 from vime.align.bench import Bench, Unavailable
 from vime.errors import UsageError, VimeError
@@ -44,19 +45,15 @@ class Check:
 
 def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> list[Check]:
     """The checks that are asked for, in their order. UsageError for a name or step that is none."""
-    known = {check.name for check in checks} | {check.step for check in checks}
-    if unknown := [name for name in (*only, *skip) if not _is_known(name, known)]:
+    if unknown := [name for name in (*only, *skip) if not any(_is_one_of(check, [name]) for check in checks)]:
         names = ", ".join(f"{check.step} {check.name}" for check in checks)
         raise UsageError(f"{unknown[0]!r} is no check", f"known: {names}")
     return [c for c in checks if (not only or _is_one_of(c, only)) and not _is_one_of(c, skip)]
 
 
-def _is_known(name: str, known: set[str]) -> bool:
-    return name in known or any(step.rstrip("abcdefghijklmnop") == name for step in known)
-
-
 def _is_one_of(check: Check, names: Sequence[str]) -> bool:
-    return check.name in names or check.step in names or check.step.rstrip("abcdefghijklmnop") in names
+    """By name, by step, or by the number of its step: 8 stands for 8, 8a, 8b, ..."""
+    return bool({check.name, check.step, check.step.rstrip(ascii_lowercase)} & set(names))
 
 
 def walk(

@@ -140,11 +140,12 @@ def _rounded(
         return 0
     rounded = checkpoint_manifest(bench.config.model.path, dict.fromkeys(wrong, "float32"), through="bfloat16")
     received = [sides[0] for sides in answers.values()]
+    if not wrong <= rounded.tensors.keys():
+        return 0
     same = all(
         name in side.tensors and side.tensors[name].digest in (rounded.tensors[name].digest, sent.tensors[name].digest)
         for side in received
         for name in wrong
-        if name in rounded.tensors
     )
     return len(wrong) if same else 0
 
