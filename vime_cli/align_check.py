@@ -105,7 +105,7 @@ def align_check(
         "cluster.ray_address": ray_address,
     }
     printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}
-    asked = _small(call("align-check", arguments, options, **printed), Size.of(size), record is not None)
+    asked = _small(call("align-check", arguments, options, **printed), Size.of(size), _recorded(record, ids))
     names = (_names(only), _names(skip))
     loaded = prepare(asked, lambda _: _check_names(*names))
     if sides is not None:
@@ -173,14 +173,24 @@ def _sides(is_bisection: bool, given: dict[str, str | None]) -> tuple[str, str] 
     return None
 
 
-def _small(asked: Call, size: Size, is_recorded: bool) -> Call:
+def _recorded(template: str | None, ids: str | None) -> int | None:
+    """The rollout that is walked on; None where it is a live one. UsageError where there is no such record."""
+    from vime.record.files import record_files
+
+    if template is None:
+        return None
+    found = record_files(template, ids, "--from-record")[0].rollout_id
+    return found or 0
+
+
+def _small(asked: Call, size: Size, recorded: int | None) -> Call:
     """With the settings of the walk, which are said."""
     from vime.config.load import read
     from vime.preflight.small import changed, small_walk
 
     before = read(asked.files, asked.overrides)
-    derived = small_walk(before.config, size, is_recorded)
+    derived = small_walk(before.config, size, recorded)
     if not asked.is_print_config:
         lines = changed(before, read(asked.files, asked.overrides, derived=derived), derived)
         output.say(f"align-check has settings of its own: {', '.join(lines)}")
-    return replace(asked, derived=derived)
+    return replace(asked, derived=derived, start=recorded or 0)

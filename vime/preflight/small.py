@@ -36,12 +36,12 @@ class Size:
         return cls(*map(int, found.groups()))
 
 
-def small_walk(config: Config, size: Size, is_recorded: bool = False) -> dict[str, Any]:
-    """Dotted path -> value, for ``vime.config.load.read(derived=...)``. ``is_recorded``: rollouts are not generated."""
+def small_walk(config: Config, size: Size, recorded: int | None = None) -> dict[str, Any]:
+    """Dotted path -> value, for ``vime.config.load.read(derived=...)``. ``recorded``: this rollout is, and no other."""
     own = config.rollout
-    generates = {} if is_recorded else {"debug.train_only": False, "debug.load_rollout_data": None}
+    generates = {} if recorded is not None else {"debug.train_only": False, "debug.load_rollout_data": None}
     return generates | {
-        "run.num_rollouts": 2,
+        "run.num_rollouts": 2 if recorded is None else recorded + 1,
         "rollout.rollout_batch_size": min(own.rollout_batch_size, size.prompts),
         "rollout.num_samples_per_prompt": min(own.num_samples_per_prompt, size.samples),
         "rollout.sampling.max_response_len": min(own.sampling.max_response_len, size.tokens),
