@@ -51,8 +51,9 @@ def test_permuted_layers_are_named_as_a_missing_stage_offset() -> None:
         ({"model.layers.9.x.weight": TensorEntry("model.layers.9.x.weight", (1,), "float32", "d")},
          "unexpected: model.layers.9.x.weight", "has not"),
         ({Q0: replace(CLEAN[Q0], digest="other")}, f"value: {Q0}", "another order"),
-        ({EMBEDDING: replace(CLEAN[EMBEDDING], shape=(34, 8))}, f"shape: {EMBEDDING}: [32, 8] in checkpoint, [34, 8] in "
-         "trainer: 2 rows that pad the vocabulary", "another shape"),
+        ({EMBEDDING: replace(CLEAN[EMBEDDING], shape=(34, 8))},
+         f"shape: {EMBEDDING}: [32, 8] in checkpoint, [34, 8] in trainer: 2 rows that pad the vocabulary",
+         "another shape"),
         ({Q0: replace(CLEAN[Q0], dtype="bfloat16")}, f"dtype: {Q0}", "another type"),
         ({GATE1: replace(CLEAN[GATE1], digest=CLEAN[UP1].digest), UP1: replace(CLEAN[UP1], digest=CLEAN[GATE1].digest)},
          f"swapped: {GATE1}: holds the values of {UP1}", "each other's name"),

@@ -31,8 +31,9 @@ def test_every_entry_names_settings_that_exist_and_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("text", "actual", "holds"),
     [
-        ("a.b > 1", 2, True), ("a.b > 1", 1, False), ("a.b >= 1", 1, True), ("a.b < 1", 0, True), ("a.b <= 1", 2, False),
-        ("a.b > 1", None, False), ("a.b != 'flash'", UNSET, True), ("a.b == true", UNSET, False), ("a.b == true", True, True),
+        ("a.b > 1", 2, True), ("a.b > 1", 1, False), ("a.b >= 1", 1, True), ("a.b < 1", 0, True),
+        ("a.b <= 1", 2, False), ("a.b > 1", None, False), ("a.b != 'flash'", UNSET, True),
+        ("a.b == true", UNSET, False), ("a.b == true", True, True),
     ],
 )  # fmt: skip
 def test_conditions(text: str, actual, holds: bool) -> None:
