@@ -1,4 +1,4 @@
-"""Outputs and routing of a real engine at the named points, against transformers; a prefill in chunks."""
+"""Outputs and routing of a real engine at the named points, against transformers; faults located by bisection."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import pytest
 import tiny_models
 from conftest import Engine, make_config
 
+from vime.align.bisect import Bisection, Side, bisect
 from vime.align.hf_outputs import HfOutputs
 from vime.align.points import EXPERTS, all_points, point
 from vime.errors import VimeError
 from vime.types import RolloutBatch, Sample
+from vime.weights.checkpoint import checkpoint_manifest
 
 IDS = np.random.default_rng(3).integers(10, 500, 70).astype(np.int32)
 POINTS = all_points(4, True)
@@ -68,9 +70,52 @@ def test_a_point_that_is_none_is_refused_and_no_hook_stays(engine):
     assert engine("rpc", "vime_hooks") == [0]
 
 
-def test_a_zero_rotary_cache_shows_in_attention_and_not_before(engine, folder):
+def bisected(engine: Engine, folder: str) -> Bisection:
+    """The live engine against transformers; its weights by digest against those of the folder."""
+    hf = HfOutputs(folder)
+    dtypes = {spec.name: spec.dtype for spec in engine("weight_specs")}
+    one = Side("engine", lambda ids, points: engine("outputs", ids, list(points)), lambda: engine("held"))
+    other = Side("hf", hf.outputs, lambda: checkpoint_manifest(folder, dtypes))
+    return bisect(one, other, IDS, 4, True, 1e-4)
+
+
+def test_a_lost_rotary_cache_is_located(engine, folder):
     engine("plant", "zero-rotary")
-    points = [point(0, part) for part in ("q", "k", "v", "attn_out")]
-    found, expected = engine("outputs", IDS, points), HfOutputs(folder).outputs(IDS, points)
-    assert max(relative(found[name], expected[name]) for name in points[:3]) < 2e-5
-    assert relative(found[points[3]], expected[points[3]]) > 0.01
+    found = bisected(engine, folder)
+    engine("heal")
+    assert found.first is not None
+    assert found.first.point == "layers.0.attn_out"
+    assert max(d.error for d in found.inside[:4]) < 1e-5, "norm, q, k and v agree"
+    assert [(weight.name, weight.is_equal) for weight in found.weights] == [
+        ("model.layers.0.self_attn.o_proj.weight", True)
+    ]
+    assert "rotary cache" in found.cause
+
+
+def test_once_healed_no_point_is_above(engine, folder):
+    found = bisected(engine, folder)
+    assert found.first is None
+    assert 0 < found.largest.error < 2e-5
+    assert "no point above tolerance" in found.sentence
+
+
+def test_swapped_layers_are_located_and_their_weights_named(engine, folder):
+    engine("plant", "swapped-layers")
+    found = bisected(engine, folder)
+    engine("plant", "swapped-layers")  # and back
+    assert found.first is not None
+    assert found.first.point == "layers.0.attn_in"
+    assert [(weight.name, weight.is_equal) for weight in found.weights] == [
+        ("model.layers.0.input_layernorm.weight", False)
+    ]
+
+
+def test_a_nan_is_located(engine, folder):
+    engine("plant", "nan-weight")  # layer 2, the first matrix
+    found = bisected(engine, folder)
+    assert found.first is not None
+    assert (found.first.point, found.first.error) == ("layers.2.q", np.inf)
+    assert {weight.name: weight.is_equal for weight in found.weights} == {
+        "model.layers.2.self_attn.q_proj.weight": False,
+        "model.layers.2.self_attn.q_norm.weight": True,
+    }
