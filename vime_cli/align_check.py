@@ -13,6 +13,7 @@ from vime_cli.options import Arguments, AsJson, Call, DryRun, PrintConfig, RayAd
 from vime_cli.prepare import console, prepare
 
 if TYPE_CHECKING:
+    from vime.config.load import Loaded
     from vime.preflight.small import Size
 
 Only = Annotated[
@@ -107,7 +108,7 @@ def align_check(
     printed = {"is_print_config": print_config, "is_dry_run": dry_run, "as_json": as_json}
     asked = _small(call("align-check", arguments, options, **printed), Size.of(size), _recorded(record, ids))
     names = (_names(only), _names(skip))
-    loaded = prepare(asked, lambda _: _check_names(*names))
+    loaded = prepare(asked, lambda loaded: _say_settings(asked, loaded, *names))
     if sides is not None:
         from vime.runs.bisect import Asked as Sides
         from vime.runs.bisect import bisected
@@ -150,15 +151,19 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for text in given or () for name in text.split(",") if name.strip())
 
 
-def _check_names(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
-    """UsageError for a name that is no check's, before anything is started."""
+def _say_settings(asked: Call, loaded: Loaded, only: tuple[str, ...], skip: tuple[str, ...]) -> None:
+    """What the walk has otherwise than the files. UsageError for a name that is no check's, before anything starts."""
+    from vime.config.load import read
     from vime.preflight.packages import is_installed
+    from vime.preflight.small import changed
 
     if is_installed("numpy"):  # which the checks themselves need
         from vime.align.checks import CHECKS
         from vime.align.walk import chosen
 
         chosen(CHECKS, only, skip)
+    if lines := changed(read(asked.files, asked.overrides), loaded, asked.derived):
+        output.say(f"align-check has settings of its own: {', '.join(lines)}")
 
 
 def _sides(is_bisection: bool, given: dict[str, str | None]) -> tuple[str, str] | None:
@@ -184,13 +189,9 @@ def _recorded(template: str | None, ids: str | None) -> int | None:
 
 
 def _small(asked: Call, size: Size, recorded: int | None) -> Call:
-    """With the settings of the walk, which are said."""
+    """With the settings of the walk."""
     from vime.config.load import read
-    from vime.preflight.small import changed, small_walk
+    from vime.preflight.small import small_walk
 
-    before = read(asked.files, asked.overrides)
-    derived = small_walk(before.config, size, recorded)
-    if not asked.is_print_config:
-        lines = changed(before, read(asked.files, asked.overrides, derived=derived), derived)
-        output.say(f"align-check has settings of its own: {', '.join(lines)}")
-    return replace(asked, derived=derived, start=recorded or 0)
+    config = read(asked.files, asked.overrides).config
+    return replace(asked, derived=small_walk(config, size, recorded), start=recorded or 0)
