@@ -36,7 +36,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
     else:
         experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **experts))
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**experts, **shape}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

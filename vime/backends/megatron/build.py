@@ -184,21 +184,21 @@ def build_model(spec: ModelSpec, config: Config) -> Model:
     for stage in range(config.parallel.vpp or 1):
         vp_stage = None if config.parallel.vpp is None else stage
         chunk: Any = _build_chunk(spec, config.parallel, transformer, vp_stage).to(device.current())
-        _mark_experts(chunk, config.parallel)
+        _mark_experts(chunk)
         chunks.append(Float16Module(transformer, chunk) if transformer.bf16 else chunk)
     return Model(spec, config.parallel, transformer, chunks)
 
 
-def _mark_experts(chunk: GPTModel, parallel: Parallel) -> None:
+def _mark_experts(chunk: GPTModel) -> None:
     """Gradients of experts are summed over the ranks that hold the same experts, which are others than for the rest.
 
     Megatron 0.16.1 marks experts so only where ep > 1. With ep = 1 and another etp than tp their gradients would be
-    summed over the wrong ranks, without an error. Delete when upstream looks at both sizes.
+    summed over the wrong ranks, without an error (delete when upstream looks at both sizes). A checkpoint would have one
+    optimizer where ep = 1 and two elsewhere, so that none could be loaded into the other.
     """
-    if parallel.expert_tp != parallel.tp:
-        for name, parameter in chunk.named_parameters():
-            if ".mlp.experts." in name:
-                parameter.allreduce = False
+    for name, parameter in chunk.named_parameters():
+        if ".mlp.experts." in name:
+            parameter.allreduce = False
 
 
 def _build_chunk(spec: ModelSpec, parallel: Parallel, transformer: TransformerConfig, vp_stage: int | None) -> GPTModel:

@@ -114,8 +114,10 @@ class WorkerExtension:
         """Hooks on the modules of the live model."""
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in self.vime_model().modules())
 
-    def vime_plant(self, name: str, value: float) -> None:
-        """Overwrite one parameter or buffer with ``value``: the fault that a check must catch."""
+    def vime_plant(self, name: str, value: float, rank: int | None = None) -> None:
+        """Overwrite one parameter or buffer with ``value``, on one rank or all: the fault that a check must catch."""
+        if rank not in (None, self.rank):  # type: ignore[attr-defined]
+            return
         tensors = self._vime_live()
         if name not in tensors:
             raise UsageError(f"no parameter or buffer is called {name}", f"known: {', '.join(sorted(tensors)[:20])}")
