@@ -45,9 +45,7 @@ def test_a_record_of_another_temperature(net):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert "those of temperature 0.5, the trainer's of 1" in found.cause
-    assert found.evidence[0] == "the rollout was sampled with temperature = 0.5 (from default), the run says 1.0" or (
-        "temperature = 0.5" in found.evidence[0]
-    )
+    assert found.evidence[0].startswith("the rollout was sampled with temperature = 0.5")
 
 
 def test_greedy_is_compared_at_temperature_1_and_said(net):
