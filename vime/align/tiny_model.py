@@ -248,7 +248,7 @@ def _warm_start(model: Any, recipe: Recipe) -> None:
 
 
 def _batch(recipe: Recipe, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each int64 [samples, longest]; targets are -100 at the prompt and at padding."""
+    """(tokens, targets), each int64 [samples, longest]; targets are -100 at padding and in prompts, ends of turns apart."""
     import torch
 
     rows, masks = [], []
@@ -257,7 +257,8 @@ def _batch(recipe: Recipe, rng: random.Random) -> tuple[torch.Tensor, torch.Tens
         before = _chat(prompt) if recipe.chat else [BOS_ID, *_ids(prompt)]
         answer = f"It is {answer}." if recipe.chat else answer
         rows.append([*before, *_ids(answer), recipe.eos_id])
-        masks.append([-100] * (len(before) - 1) + rows[-1][len(before) :] + [-100])
+        turns = [token if token == recipe.eos_id else -100 for token in before[1:]]  # the user's turn ends too
+        masks.append(turns + rows[-1][len(before) :] + [-100])
     longest = max(map(len, rows))
     tokens = [row + [PAD_ID] * (longest - len(row)) for row in rows]
     targets = [mask + [-100] * (longest - len(mask)) for mask in masks]
