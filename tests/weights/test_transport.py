@@ -142,3 +142,91 @@ def test_digests_travel_with_the_tensors() -> None:
     assert all(seen)
     assert replace(sent, version=2) != sent
     transport.close()
+
+
+class Asked(FakeEngine):
+    """Digests only what it is asked for, as a real engine does."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.asked: list[tuple[str, tuple[str, ...] | None]] = []
+
+    async def update_weights(self, version, path, tensors, verify, names=None):
+        self.asked.append((verify, None if names is None else tuple(names)))
+        received, held = await super().update_weights(version, path, tensors, verify, names)
+        return self._only(received, names), held and self._only(held, names)
+
+    def _only(self, manifest: WeightManifest, names) -> WeightManifest:
+        kept = {
+            n: t if names is None or n in names else replace(t, digest="", l2=0.0) for n, t in manifest.tensors.items()
+        }
+        return replace(manifest, tensors=kept, seconds=0.25)
+
+
+MANY = {f"model.layers.{i}.w": torch.full((2, 2), float(i)) for i in range(23)}
+MANY_SPECS = [TensorEntry(n, tuple(t.shape), "float32") for n, t in MANY.items()]
+
+
+def syncs(verify: str, count: int, wrong=None) -> tuple[Asked, list[str], list[WeightManifest]]:
+    engine, said = Asked(specs=MANY_SPECS, wrong=wrong), []
+    transport = ShmTransport(
+        lambda plan: write_weights(plan, MANY.items()), MANY_SPECS, [engine], verify, 20, said.append
+    )
+    try:
+        return engine, said, [transport.sync(version) for version in range(count)]
+    finally:
+        transport.close()
+
+
+def test_sampled_is_full_first_then_a_tenth_in_turn_until_all_are_covered() -> None:
+    engine, said, manifests = syncs("sampled", 21)
+    assert engine.asked[0] == ("full", None)
+    assert {verify for verify, _ in engine.asked} == {"full"}
+    for round_ in (engine.asked[1:11], engine.asked[11:21]):
+        seen = [name for _, names in round_ for name in names]
+        assert sorted(seen) == sorted(MANY)  # each of them once
+        assert {len(names) for _, names in round_} == {2, 3}
+    assert "received = trainer 23/23, held = trainer 23/23, " in said[0]
+    assert "received = trainer 3/3 (of 23), held = trainer 3/3 (of 23), " in said[1]
+    assert "verified in 0." in said[1]
+    facts = manifests[1].verification
+    assert (facts.version, facts.level, facts.num_tensors, facts.num_compared, facts.num_equal) == (
+        1,
+        "sampled",
+        23,
+        3,
+        3,
+    )
+    assert facts.seconds >= 0.5  # received and held, 0.25 each, and the trainer's
+    assert all(t.digest for t in manifests[1].tensors.values())  # the record names all of the weights
+
+
+def test_sampled_finds_a_wrong_tensor_when_its_turn_comes() -> None:
+    def wrong(held):
+        return held | {"model.layers.4.w": torch.zeros(2, 2)} if wrong.is_planted else held
+
+    wrong.is_planted = False
+    engine = Asked(specs=MANY_SPECS, wrong=wrong)
+    transport = ShmTransport(lambda plan: write_weights(plan, MANY.items()), MANY_SPECS, [engine], "sampled", 20)
+    transport.sync(0)
+    wrong.is_planted = True
+    for version in range(1, 5):
+        transport.sync(version)
+    with pytest.raises(VimeError, match="held: permuted: layer 4"):
+        transport.sync(5)  # layers 4 and 14 and so on
+    transport.close()
+
+
+def test_off_digests_nothing_and_says_so() -> None:
+    engine, said, (manifest,) = syncs("off", 1)
+    assert engine.asked == [("received", ())]
+    assert "weights v0: 23 tensors, 0.0 MB, not compared, " in said[0]
+    assert "verified" not in said[0]
+    assert not any(t.digest for t in manifest.tensors.values())
+    assert manifest.verification.num_compared == 0
+
+
+def test_received_never_reads_back() -> None:
+    engine, said, _ = syncs("received", 2, wrong=lambda held: {})
+    assert engine.asked == [("received", None)] * 2
+    assert all("received = trainer 23/23, " in line for line in said)

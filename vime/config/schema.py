@@ -228,7 +228,7 @@ class Parallel(Section):
 class Weights(Section):
     transport: Literal["shm"] = "shm"
     """How weights travel from trainer to engines; see ``vime/weights``."""
-    verify: Literal["full", "sampled", "received", "off"] = "full"
+    verify: Literal["full", "sampled", "received", "off"] = "sampled"
     """What is digested at a sync: full, every tensor as the engine received it and as it holds it; sampled, so at the
     first sync, later a tenth of the tensors each time, all of them in turn; received, never what it holds; off, none.
     What a sync spends on this is reported."""

@@ -81,9 +81,14 @@ def build_manifest(
 
 
 def manifest_digest(manifest: WeightManifest) -> str:
-    """One digest for the whole set: names, shapes, dtypes and digests, in the order of the names."""
+    """One digest for the whole set: names, shapes, dtypes and digests, in the order of the names.
+
+    Empty where a tensor was not digested (weights.verify = "off").
+    """
     from blake3 import blake3
 
+    if not all(t.digest for t in manifest.tensors.values()):
+        return ""
     rows = (f"{t.name} {t.shape} {t.dtype} {t.digest}\n" for _, t in sorted(manifest.tensors.items()))
     return blake3("".join(rows).encode()).hexdigest()
 

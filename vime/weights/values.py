@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,25 @@ def record_of(name: str, tensor: torch.Tensor, how: str = "bytes") -> TensorReco
 
     data = tensor.detach().cpu().contiguous()
     block = block_of(tuple(data.shape))
-    numbers = _numbers(data) if data.is_floating_point() else _whole_numbers(data.to(torch.float64))
+    with ThreadPoolExecutor(1) as side:  # digests and sums let go of the interpreter's lock
+        digests = side.submit(_digests, data, block)
+        numbers = _numbers(data) if data.is_floating_point() else _whole_numbers(data.to(torch.float64))
+        whole, rows = digests.result()
     return TensorRecord(
         name=name,
         shape=tuple(data.shape),
         dtype=str(data.dtype).removeprefix("torch."),
-        digest=digest(data),
+        digest=whole,
         block=block,
-        rows=tuple(digest(part)[:ROW_DIGITS] for part in data.split(block)) if block else (),
+        rows=rows,
         how=how,
         **numbers,
     )
+
+
+def _digests(data: torch.Tensor, block: int) -> tuple[str, tuple[str, ...]]:
+    """Of the whole, and of each block of rows."""
+    return digest(data), tuple(digest(part)[:ROW_DIGITS] for part in data.split(block)) if block else ()
 
 
 def block_of(shape: tuple[int, ...]) -> int:
