@@ -248,7 +248,7 @@ def _warm_start(model: Any, recipe: Recipe) -> None:
 
 
 def _batch(recipe: Recipe, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each int64 [samples, longest]; targets are -100 at padding and in prompts, ends of turns apart."""
+    """(tokens, targets), each int64 [samples, longest]; targets are -100 at padding and in prompts but for"""
     import torch
 
     rows, masks = [], []
