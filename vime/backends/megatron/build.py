@@ -193,8 +193,8 @@ def _mark_experts(chunk: GPTModel) -> None:
     """Gradients of experts are summed over the ranks that hold the same experts, which are others than for the rest.
 
     Megatron 0.16.1 marks experts so only where ep > 1. With ep = 1 and another etp than tp their gradients would be
-    summed over the wrong ranks, without an error (delete when upstream looks at both sizes). A checkpoint would have one
-    optimizer where ep = 1 and two elsewhere, so that none could be loaded into the other.
+    summed over the wrong ranks, without an error (delete when upstream looks at both sizes). And a checkpoint would
+    have one optimizer where ep = 1, two elsewhere, so that none could be loaded into the other.
     """
     for name, parameter in chunk.named_parameters():
         if ".mlp.experts." in name:

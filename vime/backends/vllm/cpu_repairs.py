@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vime.errors import VimeError
@@ -111,11 +112,23 @@ def _prepack_experts_again(original: Callable[..., None]) -> Callable[..., None]
     return setup_kernel
 
 
-_packed_experts: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How vLLM's CPU kernel holds the experts of a layer.
+
+    isa      instruction set of the kernel, which fixes the order of the elements
+    padding  parameter -> elements of zero that the kernel needs and no checkpoint has
+    """
+
+    isa: str
+    padding: Mapping[str, int]
 
 
-def packed_experts() -> Mapping[torch.nn.Module, str]:
-    """Expert layers whose weights are in the CPU kernel's order -> instruction set of that kernel."""
+_packed_experts: weakref.WeakKeyDictionary[torch.nn.Module, Packing] = weakref.WeakKeyDictionary()
+
+
+def packed_experts() -> Mapping[torch.nn.Module, Packing]:
+    """Expert layers whose weights are in the CPU kernel's order."""
     return _packed_experts
 
 
@@ -124,8 +137,11 @@ def _remember_packing(original: Callable[..., None]) -> Callable[..., None]:
 
     def process(self: Any, layer: torch.nn.Module) -> None:
         original(self, layer)
-        if not self._use_zentorch:
-            _packed_experts[layer] = self.isa
+        if self._use_zentorch:
+            return
+        num_experts, hidden, width = layer.w2_weight.shape
+        surplus = num_experts * hidden * (width - self.moe_config.intermediate_size_per_partition)
+        _packed_experts[layer] = Packing(self.isa, {"w13_weight": 2 * surplus, "w2_weight": surplus})
 
     return process
 

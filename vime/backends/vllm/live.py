@@ -23,7 +23,7 @@ class LiveWeights(Mapping[str, torch.Tensor]):
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._tensors = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-        self._isa = _packed_parameters(model)
+        self._isa = {name: isa for name, (isa, _) in _packed_parameters(model).items()}
         self._unpacked: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -42,8 +42,16 @@ class LiveWeights(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
-def _packed_parameters(model: torch.nn.Module) -> dict[str, str]:
-    """Name of each packed parameter -> instruction set of the kernel; empty on a GPU, whose layouts are not undone."""
+def padding(model: torch.nn.Module) -> dict[str, int]:
+    """Name -> elements that a kernel has added to a parameter, which nothing is ever loaded into."""
+    return {name: count for name, (_, count) in _packed_parameters(model).items() if count}
+
+
+def _packed_parameters(model: torch.nn.Module) -> dict[str, tuple[str, int]]:
+    """Name of each packed parameter -> (instruction set of the kernel, elements of padding).
+
+    Empty on a GPU, whose layouts are not undone.
+    """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -52,10 +60,10 @@ def _packed_parameters(model: torch.nn.Module) -> dict[str, str]:
 
     known = packed_experts()
     return {
-        f"{prefix}.{name}": known[module]
+        f"{prefix}.{name}": (known[module].isa, count)
         for prefix, module in model.named_modules()
         if module in known
-        for name in ("w13_weight", "w2_weight")
+        for name, count in known[module].padding.items()
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from vime import device
 from vime.backends.vllm import cpu_sleep
-from vime.backends.vllm.live import LiveWeights
+from vime.backends.vllm.live import LiveWeights, padding
 from vime.backends.vllm.loader_trace import Layout, trace
 from vime.backends.vllm.outputs import Capture
 from vime.errors import UsageError
@@ -67,7 +67,7 @@ class WorkerExtension:
         model = self.vime_model()
         specs = entries_of(rows)
         self._vime_layout = trace(model, specs)
-        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        tensors, padded = dict([*model.named_parameters(), *model.named_buffers()]), padding(model)
         self._vime_specs = {s.name: s for s in specs}
         for name, regions in self._vime_layout.regions.items():
             if regions:
@@ -81,7 +81,7 @@ class WorkerExtension:
                 ]
                 for name, regions in self._vime_layout.regions.items()
             },
-            "uncovered": self._vime_layout.uncovered,
+            "uncovered": {n: c for n, c in self._vime_layout.uncovered.items() if c != padded.get(n)},
         }
 
     def vime_buffers(self) -> dict[str, str]:
