@@ -121,7 +121,8 @@ def _layer_rows(loaded: Loaded, spec: ModelSpec) -> list[tuple[str, str]]:
     rows = []
     for stage, chunks in enumerate(layer_map(spec, p)):
         ranks = f"ranks {stage * width}-{(stage + 1) * width - 1}" if width > 1 else f"rank {stage}"
-        rows.append((f"stage {stage}, {ranks}", "; ".join(_span(chunk) for chunk in chunks)))
+        experts = f", {spec.num_experts // p.ep} of {spec.num_experts} experts a rank" if spec.is_moe else ""
+        rows.append((f"stage {stage}, {ranks}", "; ".join(_span(chunk) for chunk in chunks) + experts))
     return rows
 
 
