@@ -12,10 +12,11 @@ from vime.log import Progress
 from vime.metrics import METRICS, PREFIXES, JsonlSink, Metrics, read_jsonl
 from vime.observe import Observer
 from vime.record import read
-from vime.types import RolloutBatch, StepStats, TensorEntry, WeightManifest
+from vime.types import RolloutBatch, StepStats, TensorEntry, Verification, WeightManifest
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"prompts": ["a.jsonl"]}, "log": {"show_samples": 0}})
-MANIFEST = WeightManifest(1, "trainer", {"w": TensorEntry("w", (3, 2), "float32")})
+VERIFIED = Verification(1, "full", num_tensors=1, num_compared=1, num_equal=1, seconds=0.5, sync_seconds=2.0)
+MANIFEST = WeightManifest(1, "trainer", {"w": TensorEntry("w", (3, 2), "float32")}, verification=VERIFIED)
 
 
 def batch(rewards=(0.0, 0.0, 1.0)):
@@ -60,6 +61,7 @@ def test_every_documented_metric_is_written(tmp_path):
     assert METRICS.keys() - written == set()
     assert [prefix for prefix in PREFIXES if not any(name.startswith(prefix) for name in written)] == []
     assert rows[0]["weights/num_bytes"] == 24
+    assert (rows[0]["weights/num_compared"], rows[0]["weights/verify_time"]) == (1, 0.5)
     assert rows[1]["eval/reward"] == 1 / 3
     assert rows[1]["eval/num_prompts"] == 2
 
