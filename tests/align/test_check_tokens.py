@@ -6,7 +6,7 @@ from two_sides import two_sides
 
 from vime.align.answer_faults import damaged
 from vime.align.checks.tokens import CHECK
-from vime.types import Verdict
+from vime.types import RolloutBatch, Verdict
 
 
 def test_a_clean_rollout_passes(net):
@@ -49,6 +49,34 @@ def test_one_sample_with_the_log_probs_of_another(net):
     assert found.verdict == Verdict.FAIL
     assert found.numbers["num_misplaced"] == 1
     assert "samples have the log-probs of others: sample 0/0 fits sample 1/0" in found.cause
+
+
+def test_bfloat16_finds_what_is_misplaced_and_takes_no_rounding_for_it(net):
+    bench = two_sides(net, dtype="bfloat16")
+    rng = np.random.default_rng(0)
+    bench.trainer.spoil = lambda values, *_: values + rng.normal(0, 0.03, len(values)).astype(np.float32)
+    assert CHECK.run(bench).verdict == Verdict.PASS
+    bench = two_sides(net, dtype="bfloat16")
+    bench.trainer.spoil = lambda values, *_: values + rng.normal(0, 0.01, len(values)).astype(np.float32)
+    bench.damage = lambda batch: damaged(batch, "exchanged-log-probs")[0]
+    assert "sample 0/0 fits sample 1/0" in CHECK.run(bench).cause
+
+
+def test_a_short_answer_in_bfloat16_is_not_taken_for_another_that_is_near(net):
+    """Two tokens 0.02 off, and those of another sample that are nearer: rounding."""
+    bench = two_sides(net, dtype="bfloat16")
+    few = [bench.batch.sample(row) for row in (0, 4)]
+    for sample, values in zip(few, ([-0.02, -0.02], [-0.5, -0.5]), strict=True):
+        end = sample.prompt_len + 2
+        sample.token_ids, sample.loss_mask = sample.token_ids[:end], sample.loss_mask[:end]
+        sample.rollout_log_probs = np.array([0.0] * sample.prompt_len + values, np.float32)
+    bench.__dict__["batch"] = RolloutBatch.from_samples(0, few)
+    theirs_T = bench.batch.rollout_log_probs_T.copy()
+    own = [slice(int(b) - 2, int(b)) for b in bench.batch.offsets[1:]]
+    theirs_T[own[0]], theirs_T[own[1]] = 0.0, -0.0201
+    bench.__dict__["log_probs_T"] = theirs_T
+    found = CHECK.run(bench)
+    assert found.numbers["num_misplaced"] == 0
 
 
 def test_another_distribution_is_not_a_shift(net):
