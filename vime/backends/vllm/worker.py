@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,16 +48,18 @@ class WorkerExtension:
         return [name for name, p in self.vime_model().named_parameters() if p.numel() == 0]
 
     def vime_facts(self) -> dict[str, str]:
-        """Log-prob mode and dtypes of the live model, see ``VllmEngine.describe``."""
+        """Log-prob mode and dtypes of the live model (``dtype``: of most weights), see ``VllmEngine.describe``."""
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
         model = self.vime_model()
-        weights = sorted({dtype_name(p.dtype) for p in model.parameters()})
+        sizes = Counter[str]()
+        for parameter in model.parameters():
+            sizes[dtype_name(parameter.dtype)] += parameter.numel()
         processor = next(m for m in model.modules() if isinstance(m, LogitsProcessor))
         own = dtype_name(model.lm_head.weight.dtype)  # type: ignore[union-attr, arg-type]
         head = own if processor.head_dtype is None else dtype_name(processor.head_dtype)
         mode = self.model_runner.sampler.logprobs_mode  # type: ignore[attr-defined]
-        return {"dtype": ", ".join(weights), "head_dtype": head, "logits_dtype": head, "log_probs_mode": mode}
+        return {"dtype": sizes.most_common(1)[0][0], "head_dtype": head, "logits_dtype": head, "log_probs_mode": mode}
 
     def vime_trace(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Trace the loader over these tensors and keep the layout.
