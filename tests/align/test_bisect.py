@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vime.align import bisect as module
-from vime.align.bisect import Side, bisect, differences, worst_sample
+from vime.align.bisect import Difference, Side, bisect, differences, tolerance_of, worst_sample
 from vime.align.points import all_points, layer_of, operation, part_of
 from vime.types import TensorEntry, WeightManifest
 
@@ -123,7 +123,7 @@ def test_a_nan_is_infinitely_far():
 def test_a_clean_pair():
     result = found_in(Toy())
     assert result.first is None
-    assert result.sentence == "engine against trainer: no point above tolerance 1e-04, largest 0 at embed"
+    assert result.sentence == "engine against trainer: no point above tolerance 0.0001, largest 0 at embed"
     assert result.cause == result.next_step == ""
 
 
@@ -180,3 +180,11 @@ def test_other_widths_are_infinitely_far():
 def test_the_worst_sample():
     assert worst_sample(np.array([0.1, 0.2, 0.0, 0.5, 0.1]), np.array([0, 2, 4, 5])) == 1
     assert worst_sample(np.array([0.1, np.nan]), np.array([0, 1, 2])) == 1
+
+
+def test_the_tolerance_follows_dtype_and_depth():
+    assert tolerance_of("float32", 60) == 1e-4
+    assert tolerance_of("bfloat16", 4) == pytest.approx(0.16)
+    assert tolerance_of("bfloat16", 30) == pytest.approx(0.55)
+    assert Difference("log_prob", 1.5e-4).is_above(1e-4) is False, "twice as many nats"
+    assert Difference("final_norm", 1.5e-4).is_above(1e-4)

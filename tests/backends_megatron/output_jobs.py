@@ -25,9 +25,11 @@ def around(
         return found, is_same, [name for name in _hooks(made) if name not in hooks]
 
 
-def experts_of(rank: int, world_size: int, port: int, settings: Config) -> Any:
+def experts_of(rank: int, world_size: int, port: int, settings: Config, fault: str | None = None) -> Any:
     """The routing of a batch, or the message of the refusal."""
     with jobs.trainer(settings, rank, world_size, port) as made:
+        if fault is not None:
+            made.plant(fault)
         try:
             return made.routing(jobs.batch())
         except UsageError as error:

@@ -13,6 +13,7 @@ from output_jobs import around, experts_of, noise
 from vime.align.bench import joined_routing
 from vime.align.hf_outputs import HfOutputs
 from vime.align.points import EXPERTS, all_points, layer_of, point
+from vime.align.routing import differs
 from vime.models import load_spec
 
 IDS = np.random.default_rng(5).integers(0, 128, 21)
@@ -114,3 +115,14 @@ def test_outputs_and_experts_of_a_mixture_are_those_of_transformers(pool, tiny, 
     expected = np.stack([np.concatenate([one[name] for one in found]) for name in asked], 1).astype(np.int16)
     assert np.array_equal(routing.experts_TMK, expected)
     assert (routing.margins_TM > 0).all()
+
+
+def test_a_biased_router_prefers_its_expert_by_more_than_rounding(pool, tiny):
+    settings = jobs.config(tiny("qwen3_moe", **MIXTURE))
+    ((_, clean),), ((_, biased),) = pool.run(1, experts_of, settings), pool.run(1, experts_of, settings, "router-bias")
+    places = differs(clean.experts_TMK, biased.experts_TMK)
+    assert not places[:, :2].any(), "before layer 2"
+    assert places[:, 2].any()
+    gained = (biased.experts_TMK[:, 2] == 3).any(-1) & ~(clean.experts_TMK[:, 2] == 3).any(-1)
+    assert np.array_equal(gained, places[:, 2]), "only towards the preferred expert"
+    assert clean.margins_TM[:, 2][places[:, 2]].max() > 1e-3

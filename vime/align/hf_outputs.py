@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vime.align.oracle import load_model, no_room
 from vime.align.points import EMBED, FINAL_NORM, LOG_PROB, check_points, layer_of, part_of
+from vime.errors import VimeError
+from vime.models import load_spec
 
 if TYPE_CHECKING:
     import torch
@@ -41,13 +44,11 @@ class HfOutputs:
         return found
 
     def _loaded(self) -> Any:
+        """VimeError where this machine has no room for it."""
         if self._model is None:
-            import torch
-            from transformers import AutoModelForCausalLM
-
-            self._model = AutoModelForCausalLM.from_pretrained(
-                self.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-            ).eval()
+            if reason := no_room(4 * load_spec(self.path).num_parameters):
+                raise VimeError(f"{self.path}: {reason}", "compare trainer and engine with each other")
+            self._model = load_model(self.path)
         return self._model
 
 

@@ -102,7 +102,7 @@ class Oracle:
         if not rows:
             return f"no sample is short enough to be scored on this machine's {os.cpu_count()} cores in a minute"
         if self._model is None:
-            self._model = _load(self.path)
+            self._model = load_model(self.path)
         parts = [self._forward(batch, some) for some in self._groups(batch, rows)]
         engine_R, log_probs_R, stops_R = (np.concatenate([part[i] for part in parts]) for i in range(3))
         if not len(engine_R):
@@ -159,7 +159,7 @@ class Oracle:
         if not self._within_budget(batch, [row]):
             return f"{batch.lengths_N[row]} tokens are too long to be scored on this machine's cores in a minute"
         if self._model is None:
-            self._model = _load(self.path)
+            self._model = load_model(self.path)
         return None
 
     def _sampled(self, batch: RolloutBatch, row: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,7 +179,7 @@ class Oracle:
         if not (batch.loss_mask_T & np.isfinite(batch.rollout_log_probs_T)).any():
             return "no sampled token has a finite log-prob"
         if self._model is None:
-            return _no_room(4 * self.num_parameters) or _absent()
+            return no_room(4 * self.num_parameters) or _absent()
         return None
 
     def _within_budget(self, batch: RolloutBatch, rows: Sequence[int]) -> list[int]:
@@ -248,7 +248,7 @@ def _slice(batch: RolloutBatch, row: int) -> slice:
     return slice(int(batch.offsets[row]), int(batch.offsets[row + 1]))
 
 
-def _load(path: str) -> Any:
+def load_model(path: str) -> Any:
     """The checkpoint as transformers loads it. VimeError if it leaves a tensor out."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -268,7 +268,8 @@ def _load(path: str) -> Any:
     return model.eval()
 
 
-def _no_room(num_bytes: int) -> str | None:
+def no_room(num_bytes: int) -> str | None:
+    """Why a model of so many bytes is not loaded here; None where it fits."""
     free = free_memory()
     if 2 * num_bytes <= free:
         return None

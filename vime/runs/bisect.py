@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vime.align import plots
-from vime.align.bisect import TOLERANCES, Bisection, Difference, Side, bisect, worst_sample
+from vime.align.bisect import Bisection, Difference, Side, bisect, tolerance_of, worst_sample
 from vime.align.export_faults import EXPORT_FAULTS
 from vime.align.faults import FAULTS, Place
 from vime.align.hf_outputs import HfOutputs
@@ -134,7 +134,7 @@ def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
         bench = LiveBench(loaded, scratch, observer, stack, asked.wants_engines)
         sample = _sample(bench, asked, faults)
         found = _compared(bench, asked, sample.token_ids)
-        result = result_of(found, sample, bench.tokenizer)
+        result = result_of(found, sample, bench.tokenizer, loaded.config.model.dtype)
     environment = {"model": loaded.config.model.path, "dtype": loaded.config.model.dtype, **versions()}
     return _kept(Bisected(found, result, sample.name, environment, {}), folder, asked)
 
@@ -214,7 +214,7 @@ def _row(bench: LiveBench, asked: Asked, batch: RolloutBatch) -> int:
 
 def _compared(bench: LiveBench, asked: Asked, token_ids: np.ndarray) -> Bisection:
     one, other = _side(bench, asked.one), _side(bench, asked.other)
-    tolerance = TOLERANCES[bench.config.model.dtype]
+    tolerance = tolerance_of(bench.config.model.dtype, bench.spec.num_layers)
     with bench.observer.phase(f"comparing {one.name} with {other.name}"):
         return bisect(one, other, token_ids, bench.spec.num_layers, bench.spec.is_moe, tolerance)
 
@@ -227,7 +227,7 @@ def _side(bench: LiveBench, name: str) -> Side:
     return Side(name, HfOutputs(bench.config.model.path).outputs, lambda: bench.checkpoint)
 
 
-def result_of(found: Bisection, sample: Sample, tokenizer: Any) -> CheckResult:
+def result_of(found: Bisection, sample: Sample, tokenizer: Any, dtype: str) -> CheckResult:
     """The finding as that of a check, with the curve over the layers as a plot."""
     curve = plots.line(
         f"{found.sides[0]} against {found.sides[1]}: the difference from layer to layer",
@@ -238,12 +238,14 @@ def result_of(found: Bisection, sample: Sample, tokenizer: Any) -> CheckResult:
         limit=found.tolerance,
         limit_text="tolerance",
     )
-    limit = f"relative error {found.tolerance:.0e} of the worst token (rounding of the dtype, with room)"
+    limit = f"relative error {found.tolerance:.2g} of the worst token: rounding of {dtype}, with room"
     verdict = Verdict.PASS if found.first is None else Verdict.FAIL
     evidence = tuple(_evidence(found, sample, tokenizer))
     numbers = {**found.numbers(), "sample": sample.name, "plots": [curve.as_dict()]}
+    sharper = "" if dtype == "float32" else "model.dtype=float32 sees a thousand times smaller differences"
+    next_step = found.next_step or sharper
     return CheckResult(
-        CHECK.name, verdict, found.sentence, limit, evidence, found.cause, found.next_step, numbers=plain(numbers)
+        CHECK.name, verdict, found.sentence, limit, evidence, found.cause, next_step, numbers=plain(numbers)
     )
 
 
