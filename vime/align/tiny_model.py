@@ -40,8 +40,8 @@ PLAIN_TEMPLATE = (
 )
 
 NUM_STEPS = 400
-NUM_CHAT_STEPS = 150
-BATCH_SIZE, CHAT_BATCH_SIZE = 64, 32
+NUM_CHAT_STEPS = 80
+BATCH_SIZE, CHAT_BATCH_SIZE = 64, 16
 PEAK_LR = 2e-3
 EXPERTS = {
     "num_experts": 8,
@@ -248,7 +248,9 @@ def _warm_start(model: Any, recipe: Recipe) -> None:
 
 
 def _batch(recipe: Recipe, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each int64 [samples, longest]; targets are -100 at padding and in prompts but for"""
+    """(tokens, targets), each int64 [samples, longest]; targets are -100 at padding and in prompts, but
+    for the end of a turn in a prompt.
+    """
     import torch
 
     rows, masks = [], []
