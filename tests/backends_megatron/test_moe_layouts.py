@@ -162,3 +162,14 @@ def test_bfloat16_keeps_policy_and_reference_bitwise(pool, folder, single):
     assert np.array_equal(outcome.policy, outcome.ref)
     assert outcome.at_rest.metrics["train/kl_loss"] == 0.0
     assert np.abs(outcome.policy - hf).mean() < 0.1  # a token near a tie goes to another expert
+
+
+def test_nothing_depends_on_packing_or_micro_batches(pool, folder):
+    """An expert gets 1 to 3 tokens of a small micro-batch, and multiplies them as it does those of a large one."""
+    first, *others = pool.run(1, jobs.steps, jobs.config(folder(False)), [1000, 70, 20, 1])[0]
+    for other in others:
+        assert np.array_equal(first["scored"], other["scored"])
+        assert other["at_rest"].grad_norm == 0.0
+        assert other["stats"].loss == pytest.approx(first["stats"].loss, rel=1e-6)
+        for name, gradient in first["gradients"].items():
+            assert np.linalg.norm(other["gradients"][name] - gradient) <= 2e-6 * np.linalg.norm(gradient), name

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from vime import device
 from vime.backends.megatron.build import Model
+from vime.backends.megatron.layers import MIN_ROWS
 from vime.backends.megatron.log_probs import log_probs_and_entropy
 from vime.config.schema import Parallel
 
-MIN_TOKENS_PER_RANK = 16
-"""MKL multiplies matrices of up to 11 rows by other kernels; above, a token's result does not depend on its pack."""
+MIN_TOKENS_PER_RANK = MIN_ROWS
+"""A token's result then does not depend on its pack."""
 
 
 @dataclass(frozen=True)

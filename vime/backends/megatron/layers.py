@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -54,6 +54,32 @@ class NormColumnParallelLinear(ColumnParallelLinear):
 
     def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
         return super().forward(rms_norm(x, self.layer_norm_weight, self.eps), *args, **options)
+
+
+MIN_ROWS = 16
+"""MKL multiplies matrices of up to 11 rows by other kernels; above, a row's result does not depend on the others."""
+
+
+def _with_rows(x: Tensor) -> Tensor:
+    """Zero rows behind ``x`` up to ``MIN_ROWS``; nothing behind no rows at all."""
+    num_rows = x.shape[0]
+    return F.pad(x, (0, 0, 0, MIN_ROWS - num_rows)) if 0 < num_rows < MIN_ROWS else x
+
+
+class ExpertColumnLinear(ColumnParallelLinear):
+    """First layer of an expert: a token's result is the same, bitwise, whatever else its micro-batch sends here."""
+
+    def forward(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        out, bias = super().forward(_with_rows(x), *args, **options)
+        return out[: x.shape[0]], bias
+
+
+class ExpertRowLinear(RowParallelLinear):
+    """Second layer of an expert, likewise."""
+
+    def forward(self, x: Tensor) -> Any:
+        out, bias = super().forward(_with_rows(x))
+        return out[: x.shape[0]], bias
 
 
 class _GatherKeysValues(torch.autograd.Function):

@@ -9,7 +9,13 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from vime import device
-from vime.backends.megatron.layers import NormColumnParallelLinear, PackedAttention, RMSNorm
+from vime.backends.megatron.layers import (
+    ExpertColumnLinear,
+    ExpertRowLinear,
+    NormColumnParallelLinear,
+    PackedAttention,
+    RMSNorm,
+)
 from vime.errors import VimeError
 
 
@@ -29,7 +35,10 @@ def effective_spec() -> str:
     """What is really used, for reports."""
     if uses_transformer_engine():
         return "transformer-engine layers"
-    return "local layers: RMSNorm fused by name into linear_qkv and linear_fc1, torch SDPA per packed sequence"
+    return (
+        "local layers: RMSNorm fused by name into linear_qkv and (dense) linear_fc1, experts one by one, "
+        "torch SDPA per packed sequence"
+    )
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
@@ -49,6 +58,8 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
             parts.mlp.submodules.linear_fc1 = NormColumnParallelLinear
         else:  # router and experts read the same normed input
             parts.pre_mlp_layernorm = RMSNorm
+            experts = parts.mlp.submodules.experts.submodules
+            experts.linear_fc1, experts.linear_fc2 = ExpertColumnLinear, ExpertRowLinear
         parts.sharded_state_dict_keys_map = {}  # checkpoint keys are the parameter names, as with transformer-engine
     spec.layer_norm = RMSNorm
     return spec
