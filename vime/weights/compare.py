@@ -114,8 +114,8 @@ class WeightDiff:
         return f"{sides}: {self.num_equal}/{len(self.tensors)} tensors bitwise equal; {listed}"
 
     def worst(self, limit: int) -> list[tuple[TensorDiff, Gap]]:
-        """The tensors furthest apart, where both sides had their tensors at hand."""
-        found = [(t, t.gap) for t in self.tensors if t.gap is not None]
+        """The tensors furthest apart, where both sides had their tensors at hand, and no tensor or row is misplaced."""
+        found = [(t, t.gap) for t in self.tensors if t.gap is not None and t.kind not in (Kind.SWAPPED, Kind.ROWS)]
         return sorted(found, key=lambda each: -each[1].relative_l2)[:limit]
 
     def as_dict(self) -> dict[str, Any]:
