@@ -95,7 +95,7 @@ def test_short_rounds_are_short(tmp_path):
     batch = stepped(tmp_path).second.batch
     assert len(few(batch, 2)) == 4
     long = batch.select([0, 1, 2, 3] * 100)
-    assert few(long, 2).num_tokens <= 2048
+    assert few(long, 2).num_tokens <= 512
 
 
 def test_a_ledger_of_kinds_that_not_all_have():

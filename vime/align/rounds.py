@@ -45,15 +45,21 @@ def prompts_of(batch: RolloutBatch) -> list[Prompt]:
     return list(found.values())
 
 
-def generate(bench: Bench, batch: RolloutBatch, rollout_id: int, num_prompts: int | None = None) -> RolloutBatch:
+def generate(
+    bench: Bench, batch: RolloutBatch, rollout_id: int, num_prompts: int | None = None, longest: int | None = None
+) -> RolloutBatch:
     """The prompts of ``batch`` once more, with the seeds of rollout ``rollout_id``: what was cached for them is hit.
 
-    One turn each, also where ``rollout.generate`` makes several. Rewards are 0.
+    One turn each, also where ``rollout.generate`` makes several. Rewards are 0. ``longest``: tokens of a response, if
+    the run allows more.
     """
     prompts = prompts_of(batch)[:num_prompts]
     count = bench.config.rollout.num_samples_per_prompt
     seeds = [[seed_for(bench.config.run.seed, rollout_id, p.group_id, i) for i in range(count)] for p in prompts]
-    samples = [sample for group in bench.engine.generate(prompts, seeds) for sample in group]
+    own = bench.config.rollout.sampling
+    limit = max(own.min_response_len, min(own.max_response_len, longest or own.max_response_len))
+    changes = None if limit == own.max_response_len else {"max_response_len": limit}
+    samples = [sample for group in bench.engine.generate(prompts, seeds, changes) for sample in group]
     for sample in samples:
         sample.reward = 0.0
     return RolloutBatch.from_samples(rollout_id, samples, batch.header)

@@ -179,7 +179,8 @@ def other_layout(config: Config, data: TrainData) -> tuple[Config, str]:
     """The run's settings in one process, and the layout in words. One process already: packed otherwise, every sample
     alone; or two at a time, where they were alone.
     """
-    alone = {"parallel": Parallel(), "debug": config.debug.model_copy(update={"inject": []})}
+    alone: dict[str, Any] = {"parallel": Parallel(), "debug": config.debug.model_copy(update={"inject": []})}
+    alone["algo"] = config.algo.model_copy(update={"log_ref": False})  # the data has its log-probs already
     ddp = {k: v for k, v in config.megatron.ddp.items() if k not in OF_SHARDS}
     alone["megatron"] = config.megatron.model_copy(update={"ddp": ddp})
     if config.parallel.world_size > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ NAME = "memory"
 MB = 1 << 20
 WARM_UP, ROUNDS = 2, 6
 """Short rounds before those that count (buffers that are made once, allocators that find their size), and those."""
-SHORT_TOKENS = 2048
+SHORT_TOKENS, SHORT_RESPONSE = 512, 16
 """Of a short round: growth per step does not depend on the size of the step."""
 GROWTH = 8 * MB
 """Bytes per round and process. Measured, clean, tiny model on a CPU: trainer ranks 0.04 to 0.28 MB, engines 0.3 to 1 MB
 a round, from allocators that still find their size; a leak of 20 MB a step shows as 20 MB."""
 SKEW_SHARE, SKEW = 1.25, 64 * MB
 """A rank that holds over a quarter and 64 MB more than another of its kind."""
+LIMIT = f"growth {GROWTH / MB:.2g} MB a round; ranks of a kind within x {SKEW_SHARE:g}, or {SKEW // MB} MB"
 
 
 def run(bench: Bench) -> CheckResult:
@@ -34,30 +36,42 @@ def run(bench: Bench) -> CheckResult:
     counted = Ledger(short.rounds[WARM_UP:])
     growth = {(p, k): counted.growth(p, k) for p in counted.processes() for k in counted.kinds()}
     whole = Ledger([first.memory, second.memory, *short.rounds])
-    limit = f"growth {GROWTH / MB:.2g} MB a round; ranks of a kind within x {SKEW_SHARE:g}, or {SKEW // MB} MB"
-    shown = (*_sizes(whole), *(f"{p}, {k}: {g / MB:+.2f} MB a round" for (p, k), g in growth.items()))
     numbers = _numbers(whole, growth)
-    grown = {key: value for key, value in growth.items() if value > GROWTH}
-    if grown:
-        (process, kind), most = max(grown.items(), key=lambda entry: entry[1])
-        measured = (
-            f"{process} keeps {most / MB:.3g} MB ({kind}) more after every round; {len(grown)} of {len(growth)} grow"
-        )
-        where = _where(counted, process, kind)
-        return CheckResult(
-            NAME, Verdict.FAIL, measured, limit, (where, *shown), "something is kept at every step: tensors with their "
-            "graph, buffers of a sync, answers, handles", "look at what the phase that grows appends to; a run of this "
-            f"model ends after free memory / {most / MB:.3g} MB rounds", numbers=numbers,
-        )  # fmt: skip
+    shown = (*_sizes(whole), *(f"{p}, {k}: {g / MB:+.2f} MB a round" for (p, k), g in growth.items()))
+    if max(growth.values(), default=0.0) > GROWTH:
+        return replace(_grown(counted, growth, shown), numbers=numbers)
     most = max(growth.values(), default=0.0)
     measured = f"no out-of-memory in {len(whole.rounds)} rounds; largest growth {most / MB:.2f} MB a round"
-    if skewed := list(_skewed(bench, whole)):
-        return CheckResult(
-            NAME, Verdict.WARN, f"{measured}; {skewed[0]}", limit, (*skewed[1:], *shown), "one rank does more than its "
-            "like, or holds what the others share", "look at the layout: uneven stages, a gather on one rank",
-            numbers=numbers,
-        )  # fmt: skip
-    return CheckResult(NAME, Verdict.PASS, measured, limit, shown, numbers=numbers)
+    skewed = list(_skewed(bench, whole))
+    if not skewed:
+        return CheckResult(NAME, Verdict.PASS, measured, LIMIT, shown, numbers=numbers)
+    return CheckResult(
+        NAME,
+        Verdict.WARN,
+        f"{measured}; {skewed[0]}",
+        LIMIT,
+        (*skewed[1:], *shown),
+        "one rank does more than its like, or holds what the others share",
+        "look at the layout: uneven stages, a gather on one rank",
+        numbers=numbers,
+    )
+
+
+def _grown(counted: Ledger, growth: Mapping[tuple[str, str], float], shown: tuple[str, ...]) -> CheckResult:
+    """The process that grows most, and the phase in which it does."""
+    grown = [key for key, value in growth.items() if value > GROWTH]
+    process, kind = max(grown, key=lambda key: growth[key])
+    most = f"{growth[process, kind] / MB:.3g} MB"
+    measured = f"{process} keeps {most} ({kind}) more after every round; {len(grown)} of {len(growth)} grow"
+    return CheckResult(
+        NAME,
+        Verdict.FAIL,
+        measured,
+        LIMIT,
+        (_where(counted, process, kind), *shown),
+        "something is kept at every step: tensors with their graph, buffers of a sync, answers, handles",
+        f"look at what that phase appends to; a run of this model ends after free memory / {most} rounds",
+    )
 
 
 def _short_rounds(bench: Bench, second: Learned) -> Iterator[Mapping[str, Any]]:
@@ -68,7 +82,7 @@ def _short_rounds(bench: Bench, second: Learned) -> Iterator[Mapping[str, Any]]:
         memory = {}
         bench.sync()
         memory["sync"] = memory_of(bench)
-        generate(bench, second.batch, 3 + number, num_prompts=1)
+        generate(bench, second.batch, 3 + number, num_prompts=1, longest=SHORT_RESPONSE)
         memory["generate"] = memory_of(bench)
         bench.trainer.log_probs(small)
         memory["log_probs"] = memory_of(bench)
