@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_bench import FakeBench, FakeEngine
+from fake_bench import FakeBench, FakeEngine, manifest
 
 from vime.align.checks.buffers import run
 from vime.errors import UsageError
@@ -39,6 +39,13 @@ def test_an_engine_that_generates_without_weights_fails() -> None:
     result = run(FakeBench(engine=FakeEngine(generates_asleep=True)))
     assert result.verdict == Verdict.FAIL
     assert "with lost weights" in result.measured
+
+
+def test_a_sync_that_leaves_tensors_out_would_not_bring_them_back() -> None:
+    bench = FakeBench()
+    one = next(iter(bench.checkpoint.tensors))
+    bench.engine.sides = {"engine 0": (manifest("engine-received", {one: None}), None)}
+    assert run(bench).numbers["levels"] == [1]
 
 
 def test_without_a_sync_the_weights_are_not_dropped() -> None:

@@ -100,8 +100,8 @@ def test_the_trainer_alone_starts_no_engine(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_refused_sync_is_found_and_the_walk_goes_on(folder: Path) -> None:
-    """Case W19: one tensor is not sent. Case W20: nothing was touched, and the engine goes on with what it holds."""
+def test_a_tensor_that_is_not_sent_is_found_and_the_walk_goes_on(folder: Path) -> None:
+    """Case W19: until the first step the old value is the right one, afterwards it is not."""
     arguments = ("--only", "3,5,8,11a", "--inject", "dropped-tensor", "--html", folder / "page.html")
     command = vime("align-check", folder / "run.toml", f"run.dir={folder / 'dropped'}", *arguments)
     assert command.process.returncode == 1, command.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ STARTED = (
     "one process",
 )
 """Facts that outlast a walk."""
+MESSAGE_WIDTH = 100
+"""Of an error that is told once more; the check that met it shows all of it."""
 UNTOLD = ""
 """In place of the check that met a failure first: none did, yet."""
 
@@ -93,7 +96,8 @@ class LiveBench:
             if check in (UNTOLD, self.check):
                 self._failures[name] = (error, self.check)
                 raise error
-            raise Unavailable(f"{name} failed in check {check}: {error.message.splitlines()[0]}")
+            why = textwrap.shorten(error.message.splitlines()[0], MESSAGE_WIDTH, placeholder=" ...")
+            raise Unavailable(f"{name} failed in check {check}: {why}")
         try:
             self._facts[name] = found = make()
         except Unavailable:
@@ -232,9 +236,7 @@ class LiveBench:
     def _rollouts(self) -> Rollouts:
         engine = self.engine
         transport = self._facts.get("the way of the weights")
-        found = rollouts_of(
-            self.loaded, self.prompts, engine.ray, self._infos, transport, self.observer, self.stack
-        )[0]
+        found = rollouts_of(self.loaded, self.prompts, engine.ray, self._infos, transport, self.observer, self.stack)[0]
         self._first_prompts = found.state_dict()
         return found
 
