@@ -110,7 +110,7 @@ def _answer(ask: Callable[[], object]) -> str:
 CHECK = Check(
     NAME,
     "4",
-    "do the engine's own buffers survive sleep and wake",
+    "the engine's own buffers survive sleep and wake",
     "first step, 1: special buffers of vLLM may be released with the memory",
     run,
     is_live=True,

@@ -73,7 +73,7 @@ def _cause(wrong: Sequence[LoadedParameter], unloaded: Sequence[LoadedParameter]
 CHECK = Check(
     NAME,
     "1",
-    "did Megatron load the checkpoint, parameter by parameter",
+    "the checkpoint is loaded, parameter by parameter",
     "first step, 1: parameters not loaded: is there a log that Megatron loaded the checkpoint?",
     run,
     of_trainer=True,

@@ -93,7 +93,7 @@ def _static_lines(static: Any) -> Iterator[str]:
 CHECK = Check(
     NAME,
     "2",
-    "is every parameter exported under its name, shape and layer",
+    "every parameter is exported under its name, shape and layer",
     "first step, 1: all parameters converted, and named for the parallel layout (layer ids where pp_size > 1)?",
     run,
     explained_by=("loaded",),

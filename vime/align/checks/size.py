@@ -114,7 +114,7 @@ def _worst_sample(bench: Bench, batch: RolloutBatch) -> tuple[str, ...]:
 CHECK = Check(
     NAME,
     "7",
-    "are the log-probs small",
+    "the log-probs are small",
     "first step, 2: is their value small? > 1: training configuration; 0.8 on an instruct model: chat template",
     run,
     explained_by=("loaded", "names", "weights", "sampling", "tokens"),

@@ -153,7 +153,7 @@ def _rounded(
 CHECK = Check(
     NAME,
     "3",
-    "does every engine receive and hold the trainer's weights",
+    "every engine receives and holds the trainer's weights",
     "first step, 1: save all parameters in the engine's load_weights and compare them with the loaded checkpoint",
     run,
     is_live=True,
