@@ -29,7 +29,7 @@ from vime.weights.checkpoint import checkpoint_manifest
 from vime.weights.transport import ShmTransport
 
 Fact = TypeVar("Fact")
-ROLLOUTS = "the rollouts"
+ROLLOUTS, FIRST_PROMPTS = "the rollouts", "the first prompts"
 STARTED = (
     "the start",
     "the tokenizer",
@@ -38,6 +38,7 @@ STARTED = (
     "the start of the engines",
     "the way of the weights",
     ROLLOUTS,
+    FIRST_PROMPTS,
     "one process",
 )
 """Facts that outlast a walk."""
@@ -138,7 +139,7 @@ class LiveBench:
         kept = {name: fact for name, fact in self._facts.items() if name in STARTED}
         self._facts, self._failures = kept, {}
         if ROLLOUTS in kept:
-            kept[ROLLOUTS].load_state_dict(self._first_prompts)
+            kept[ROLLOUTS].load_state_dict(kept[FIRST_PROMPTS])
 
     @property
     def begun(self) -> Begun:
@@ -237,7 +238,7 @@ class LiveBench:
         engine = self.engine
         transport = self._facts.get("the way of the weights")
         found = rollouts_of(self.loaded, self.prompts, engine.ray, self._infos, transport, self.observer, self.stack)[0]
-        self._first_prompts = found.state_dict()
+        self._facts[FIRST_PROMPTS] = found.state_dict()
         return found
 
     def produce(self, rollout_id: int) -> RolloutBatch:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 LOSES_ROTARY = "zero-rotary"
 """A sync refuses an engine that has lost a buffer: this one is lost right after the first."""
-PROMPTS, ROLLOUTS = "reading the prompts", "the rollouts"
+PROMPTS = "reading the prompts"
+OF_PROMPTS = ("the rollouts", "the first prompts")
+"""Facts of the bench that rest on how prompts are rendered."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ def _in_prompts(bench: LiveBench, fault: str) -> str:
         raise UsageError(f"{fault} needs data.apply_chat_template = true: no prompt is rendered")
     debug = bench.config.debug.model_copy(update={"inject": [WRONG_TEMPLATE]})
     prompts = read_prompts(bench.config.model_copy(update={"debug": debug}))
-    bench.injection.undo.enter_context(bench.replaced({PROMPTS: prompts}, without=(ROLLOUTS,)))
+    bench.injection.undo.enter_context(bench.replaced({PROMPTS: prompts}, without=OF_PROMPTS))
     return "prompts are rendered with the template of another family"
 
 

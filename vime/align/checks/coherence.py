@@ -47,7 +47,14 @@ def run(bench: Bench) -> CheckResult:
     if found.level == Level.PASS:
         lines = (_prompt(bench), *found.worst[:1])
         return replace(found.check, evidence=lines, numbers=numbers)
-    return replace(found.check, evidence=_evidence(bench, found), numbers=numbers)
+    verdict = Verdict.FAIL if _are_markers_wrong(found) else found.check.verdict
+    return replace(found.check, verdict=verdict, evidence=_evidence(bench, found), numbers=numbers)
+
+
+def _are_markers_wrong(found: Examination) -> bool:
+    """The prompts alone show it: they are of another family, or hold markers that the model was never trained on."""
+    prompts = found.case.prompts
+    return bool(prompts.foreign or prompts.absent or prompts.untrained)
 
 
 def _as_rollout(config: Config) -> Config:

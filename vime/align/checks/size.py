@@ -117,5 +117,5 @@ CHECK = Check(
     "the log-probs are small",
     "first step, 2: is their value small? > 1: training configuration; 0.8 on an instruct model: chat template",
     run,
-    explained_by=("loaded", "names", "weights", "sampling", "tokens"),
+    explained_by=("loaded", "names", "weights", "buffers", "coherence", "sampling", "tokens"),
 )
