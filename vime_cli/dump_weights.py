@@ -90,7 +90,7 @@ def dump_weights(
         _alone("--diff", taking | {"RUN.toml": arguments, "--map": is_map or None, "--watch": is_watch or None})
         weights_view.compared(*diff, html, as_json)
         return
-    options = {"cluster.ray_address": ray_address}
+    options: dict[str, Any] = {"cluster.ray_address": ray_address}
     printed = {"is_print_config": print_config, "as_json": as_json}
     if is_map:
         _alone("--map", taking | {"--watch": is_watch or None, "--html": html})
@@ -100,11 +100,14 @@ def dump_weights(
         _alone("--watch", taking | {"--html": html})
         _watched(arguments, options, printed)
         return
+    chosen = _views(views)
+    if "trainer" not in chosen and checkpoint is None:  # Megatron is never loaded
+        options["debug.rollout_only"] = True
     loaded = prepare(call(COMMAND, arguments, options, **printed))
     from vime.runs.dump import Asked, dump_weights
 
     asked = Asked(
-        _views(views),
+        chosen,
         out or _own_folder(loaded.config.run_dir),
         digests_only,
         layer,
