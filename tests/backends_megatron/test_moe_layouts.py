@@ -25,7 +25,10 @@ LAYOUTS = {
     "tp2 etp2": {"tp": 2, "sequence_parallel": True},
     "tp2 ep2": {"tp": 2, "ep": 2, "sequence_parallel": True},
     "tp2 etp1": {"tp": 2, "etp": 1, "sequence_parallel": True},
+    "dp2 etp2": {"dp": 2, "etp": 2},
     "tp4 etp2": {"tp": 4, "etp": 2, "sequence_parallel": True},
+    "tp2 dp2 ep2 etp2": {"tp": 2, "dp": 2, "ep": 2, "etp": 2, "sequence_parallel": True},
+    "ep2 etp2 of dp4": {"dp": 4, "ep": 2, "etp": 2},
     "tp2 pp2": {"tp": 2, "pp": 2, "sequence_parallel": True},
 }
 TIED = ["ep2", "pp2 ep2", "tp2 pp2"]
@@ -143,9 +146,7 @@ def test_what_experts_cannot_do_is_refused(pool, folder, tmp_path: Path):
     def said(**options):
         return pool.run(1, jobs.refusal, jobs.config(folder(False), **options))[0]
 
-    both = {"tp": 2, "dp": 2, "ep": 2, "etp": 2, "sequence_parallel": True}
-    assert "parallel.etp = 2, with tp = 2 and ep = 2: needs GPUs" in said(parallel=both)
-    assert "parallel.etp = 2, with tp = 1 and ep = 1: needs GPUs" in said(parallel={"dp": 2, "etp": 2})
+    assert "parallel.ep x etp = 2 x 1: does not divide" in said(parallel={"ep": 2})
     assert "needs parallel.sequence_parallel = true" in said(parallel={"tp": 2})
     for key, value in {
         "moe_aux_loss_coeff": 0.01,

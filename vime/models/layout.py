@@ -6,7 +6,7 @@ from vime.config.schema import Parallel
 from vime.models.placement import StaticMap, layer_map, layers_per_rank, rank_names, static_map
 from vime.models.spec import ModelSpec
 
-__all__ = ["StaticMap", "check_layout", "gloo_problems", "layer_map", "rank_names", "static_map"]
+__all__ = ["StaticMap", "check_layout", "layer_map", "rank_names", "static_map"]
 
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> list[str]:
@@ -14,18 +14,6 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> list[str]:
     problems = _tensor_problems(spec, parallel) + _expert_problems(spec, parallel)
     problems += _pipeline_problems(spec, parallel)
     return problems or [f"parallel: {line}" for line in static_map(spec, parallel).problems]
-
-
-def gloo_problems(parallel: Parallel) -> list[str]:
-    """What a possible layout cannot do on the CPU, one line each."""
-    ep, etp = parallel.ep, parallel.expert_tp
-    if etp == 1 or (ep == 1 and parallel.tp % etp == 0):
-        return []
-    return [
-        f"parallel.etp = {etp}, with tp = {parallel.tp} and ep = {ep}: needs GPUs: ranks that share an expert hold "
-        "different numbers of its tokens, and gloo gathers only equal parts; on the CPU take etp = 1, or ep = 1 and an "
-        "etp that divides tp"
-    ]
 
 
 def _tensor_problems(spec: ModelSpec, parallel: Parallel) -> list[str]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vime import device
 from vime.config import native
 from vime.config.load import Loaded, read, value_of
 from vime.config.message import UNSET, Finding, short
 from vime.config.names import field_of, paths_of
-from vime.config.schema import Config, Parallel
+from vime.config.schema import Config
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.models import ModelSpec, check_layout, load_spec
-from vime.models.layout import gloo_problems
 from vime.preflight import model_folder
 from vime.preflight.packages import is_installed
 from vime.run_folder import RunFolder, num_rollouts_of
@@ -61,16 +58,7 @@ def model(loaded: Loaded, setting: str) -> tuple[ModelSpec | None, list[str]]:
 def layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:
     """Tensor and pipeline sizes against the model."""
     if loaded.config.needs_trainer and not any(path.startswith("parallel.") for path in loaded.invalid):
-        parallel = loaded.config.parallel
-        yield from _as_ours(loaded, [*check_layout(spec, parallel), *_beyond_gloo(spec, parallel)])
-
-
-def _beyond_gloo(spec: ModelSpec, parallel: Parallel) -> list[str]:
-    """What only a GPU's collectives can do. torch, which knows whether there is one, is asked only where it matters."""
-    problems = gloo_problems(parallel) if spec.is_moe else []
-    if not problems or importlib.util.find_spec("torch") is None:
-        return []
-    return problems if device.kind() == "cpu" else []
+        yield from _as_ours(loaded, check_layout(spec, loaded.config.parallel))
 
 
 def engine_layout(loaded: Loaded, spec: ModelSpec) -> Iterator[str]:

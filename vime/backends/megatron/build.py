@@ -21,7 +21,6 @@ from vime.backends.megatron.spec import block_spec
 from vime.config.schema import Config, Parallel
 from vime.errors import ConfigError, UsageError
 from vime.models import ModelSpec, check_layout
-from vime.models.layout import gloo_problems
 from vime.models.placement import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -51,8 +50,6 @@ def unwrap(chunk: Any) -> GPTModel:
 def check_config(spec: ModelSpec, config: Config) -> None:
     """Raise ConfigError with every impossible layout fact and every ``[megatron.*]`` key that vime derives."""
     problems = check_layout(spec, config.parallel)
-    if device.kind() == "cpu":
-        problems += gloo_problems(config.parallel)
     for section, given, derived in (
         ("transformer", config.megatron.transformer, DERIVED_TRANSFORMER),
         ("optimizer", config.megatron.optimizer, DERIVED_OPTIMIZER),

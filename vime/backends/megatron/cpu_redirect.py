@@ -4,7 +4,7 @@ Megatron-core 0.16.1 names cuda at 582 places in 105 modules, so a rule is neede
 on the syntax tree: ``torch.cuda`` becomes a CPU namespace, the string "cuda" becomes "cpu", ``x.cuda()`` becomes
 ``x.cpu()`` and pinned memory is left out. Only names inside megatron's modules change: torch itself, and so vLLM and
 transformers in the same process, are as they were. Line numbers stay, so tracebacks and breakpoints still fit.
-Four fix-ups repair what no redirect can (``FIXUPS``). With a CUDA device the hook does nothing.
+Five fix-ups repair what no redirect can (``FIXUPS``). With a CUDA device the hook does nothing.
 """
 
 from __future__ import annotations
@@ -227,6 +227,35 @@ def _convert_split_sizes(module: Any) -> None:
     )
 
 
+def _exchange_unequal_parts(module: Any) -> None:
+    """gloo gathers and reduce-scatters only equal parts; ranks that share an expert hold unequal numbers of its tokens.
+
+    With given sizes, one broadcast a rank, and a sum of which each rank keeps its part.
+    """
+    import torch
+    import torch.distributed as dist
+
+    gather, reduce_scatter = module._gather_along_first_dim, module._reduce_scatter_along_first_dim
+
+    def gather_parts(part: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(part, group, output_split_sizes, use_global_buffer)
+        parts = [part.new_empty((int(size), *part.shape[1:])) for size in output_split_sizes]
+        parts[group.rank()] = part.contiguous()
+        for rank, each in enumerate(parts):
+            dist.broadcast(each, src=dist.get_global_rank(group, rank), group=group)
+        return torch.cat(parts)
+
+    def keep_part(whole: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if input_split_sizes is None or group.size() == 1:
+            return reduce_scatter(whole, group, input_split_sizes, use_global_buffer)
+        total = whole.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total.split([int(size) for size in input_split_sizes])[group.rank()].clone()
+
+    module._gather_along_first_dim, module._reduce_scatter_along_first_dim = gather_parts, keep_part
+
+
 def _resume_torch_adam(module: Any) -> None:
     """Loading the distributed optimizer's state when Adam is torch's own (Megatron-LM 0.16.1).
 
@@ -253,6 +282,10 @@ FIXUPS: dict[str, tuple[tuple[str, ...], Callable[[Any], None]]] = {
     "megatron.core.jit": (("disable_jit_fuser",), _turn_off_jit_fuser),
     "megatron.core.tensor_parallel.random": (("_get_cuda_rng_state", "_set_cuda_rng_state"), _use_torch_rng),
     "megatron.core.transformer.moe.moe_utils": (("maybe_move_tensor_to_cpu",), _convert_split_sizes),
+    "megatron.core.tensor_parallel.mappings": (
+        ("_gather_along_first_dim", "_reduce_scatter_along_first_dim"),
+        _exchange_unequal_parts,
+    ),
     "megatron.core.optimizer.distrib_optimizer": (
         ("DistributedOptimizer._set_main_param_and_optimizer_states",),
         _resume_torch_adam,
