@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from two_sides import two_sides
 
+from vime.align.checks import sampling
 from vime.align.checks.sampling import CHECK
 from vime.types import Verdict
 
@@ -79,12 +80,15 @@ def test_truncation_is_found_where_nobody_says_it(net):
     assert "with top_k = 20" in found.measured
 
 
-def test_a_penalty_and_its_origin(net):
+def test_a_penalty_and_its_origin(net, monkeypatch):
     """R17: generation_config.json"""
     bench = two_sides(net, 0.7, repetition_penalty=1.3)
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert "repetition_penalty = 1.3" in found.cause
+    assert "repetition_penalty = 1.3 (from unknown), the run says 1.0" in found.evidence[0]
+    monkeypatch.setattr(sampling, "generation_config", lambda bench: {"repetition_penalty": 1.3})
+    assert "repetition_penalty = 1.3 (from generation_config.json)" in CHECK.run(bench).evidence[0]
 
 
 @pytest.mark.parametrize("option", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"min_p": 0.1}])

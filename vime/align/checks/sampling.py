@@ -64,15 +64,14 @@ def _differing(bench: Bench) -> Iterator[str]:
     for name in ("temperature", *NEUTRAL):
         value = getattr(own, name)
         if name in options and float(options[name]) != float(value) and not _is_greedy(name, options):
-            origin = "generation_config.json" if file.get(name) == options[name] else origins.get(name, "")
-            where = f" (from {origin})" if origin else ""
-            yield f"{who} with {name} = {options[name]}{where}, the run says {value}"
+            origin = "generation_config.json" if file.get(name) == options[name] else origins.get(name, "unknown")
+            yield f"{who} with {name} = {options[name]} (from {origin}), the run says {value}"
 
 
 def _in_effect(bench: Bench) -> tuple[str, Mapping[str, Any], Mapping[str, str]]:
     if bench.is_live:
-        about = bench.engine.describe()
-        return "the engine samples", about["sampling"], about["sampling_origin"]
+        # What the engine takes for its own configuration is not where a value comes from that the run does not say.
+        return "the engine samples", bench.engine.describe()["sampling"], {}
     header = bench.batch.header
     return "the rollout was sampled", header.sampling, header.sampling_origin
 
