@@ -1,11 +1,13 @@
-"""Several turns with the real engine and the real trainer: both see the same tokens."""
+"""Several turns with the real engine and the real trainer: both see the same tokens. A signal ends the run."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from commands import vime
+from commands import Command
 
 from vime.metrics import read_jsonl
 
@@ -27,26 +29,37 @@ async def solve(engine, prompt, index, seed, sampling):
 '''
 
 
+@pytest.fixture(scope="module")
+def interrupted(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Path]:
+    """(command, folder) of a run that was told to end in its third rollout."""
+    folder = tmp_path_factory.mktemp("turns")
+    (folder / "two_turns.py").write_text(GENERATE)
+    arguments = ["train", workspace / "run.toml", "run.num_rollouts=5000", f"run.dir={folder / 'run'}"]
+    arguments += ["rollout.generate=two_turns:generate", "--save-debug-rollout-data", folder / "data_{rollout_id}.pt"]
+    command = Command(arguments, {"PYTHONPATH": str(folder)})
+    command.wait_for_line("^rollout 1/")
+    os.killpg(command.process.pid, signal.SIGTERM)
+    command.finish(60)
+    return command, folder
+
+
 @pytest.mark.slow
-def test_tool_tokens_are_seen_and_not_trained_on(workspace: Path, tmp_path: Path) -> None:
+def test_a_signal_to_end_leaves_nothing(interrupted: tuple[Command, Path]) -> None:
+    command, _ = interrupted
+    assert command.process.returncode == 130
+    assert command.lines[-1] == "interrupted"
+    assert command.left_behind() == []
+
+
+@pytest.mark.slow
+def test_tool_tokens_are_seen_and_not_trained_on(interrupted: tuple[Command, Path]) -> None:
     from vime.record import read
 
-    (tmp_path / "two_turns.py").write_text(GENERATE)
-    command = vime(
-        "train",
-        workspace / "run.toml",
-        "run.num_rollouts=1",
-        f"run.dir={tmp_path / 'run'}",
-        "rollout.generate=two_turns:generate",
-        "--save-debug-rollout-data",
-        tmp_path / "data_{rollout_id}.pt",
-        PYTHONPATH=str(tmp_path),
-    )
-    assert command.process.returncode == 0, command.text
+    command, folder = interrupted
     assert "PASS  engine log_probs == trainer log_probs" in command.text
-    (row,) = [r for r in read_jsonl(tmp_path / "run/metrics.jsonl") if "train/loss" in r]
+    row = next(r for r in read_jsonl(folder / "run/metrics.jsonl") if "train/loss" in r)
     assert row["train/train_rollout_logprob_abs_diff"] < 1e-5
-    batch = read(tmp_path / "data_0.pt")
+    batch = read(folder / "data_0.pt")
     for sample in batch.samples():
         response = sample.loss_mask[sample.prompt_len :]
         assert sample.metadata["num_turns"] == 1 + sample.index % 2
