@@ -43,7 +43,7 @@ def tolerance_of(dtype: str, num_layers: int) -> float:
 CAUSES = {
     "attn_out": "the rotary cache, the attention kernel or its mask differ",
     "mlp_out": "the MLP kernel differs, or its tokens went to other experts",
-    "router": "the router computes in another dtype",
+    "router": "the router adds a bias that is no weight of the checkpoint, or computes in another dtype",
     LOG_PROB: "the head computes in another dtype, or the padded vocabulary is in the softmax",
     EMBED: "the token ids are read differently",
 }
