@@ -12,10 +12,9 @@ from fakes import sample
 from safetensors.torch import save_file
 
 from vime.align.bench import Learned, OneProcess, Resumed
-from vime.align.rounds import spread_rewards
+from vime.align.rounds import step_data
 from vime.config.schema import Config
 from vime.record.training import TrainingHeader, TrainingRecord, TrainingStep
-from vime.train.steps import train_steps
 from vime.types import RolloutBatch, StepStats, TensorEntry, WeightManifest
 
 NAMES = ("model.embed_tokens.weight", "model.norm.weight")
@@ -77,7 +76,7 @@ METRICS = {"train/ppo_kl_abs": 0.0, "train/kl_loss": 0.0, "train/ppo_kl": 0.0}
 def learned(config: Config, folder: Path, rollout_id: int, version: int, **changes) -> Learned:
     """A clean step from ``version`` on."""
     batch, own_T = rollout(rollout_id, version, changes.pop("gap", 1e-7))
-    data = train_steps(config, spread_rewards(batch), own_T, own_T)[0]
+    data = step_data(config, batch, own_T, own_T)
     held = {process: {"rss": 400 * MB} for process in ("trainer rank 0", "trainer rank 1", "engine 0")}
     clean = {
         "batch": batch,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from stepped import gradients, manifest, record_of, stepped
 
@@ -97,3 +98,21 @@ def test_shares_of_no_common_factor_have_no_cause_by_rank(tmp_path):
     found = with_losses(stepped(tmp_path), [0.4, -0.3, -0.4, 0.1])
     assert found.verdict == Verdict.FAIL
     assert "which samples each data-parallel rank trains on" in found.cause
+
+
+def certain(bench, log_prob):
+    old_T = np.where(bench.first.data.loss_weight_T != 0, np.float32(log_prob), np.float32(0))
+    bench.change_first(data=replace(bench.first.data, old_log_probs_T=old_T))
+    bench.change_first(gradients=gradients(bench.folder / f"certain{log_prob}", scale=1.003))
+    return CHECK.run(bench)
+
+
+def test_a_model_that_is_certain_has_a_gradient_of_rounding(tmp_path):
+    bench = stepped(tmp_path)
+    assert certain(bench, -1.0).verdict == Verdict.FAIL
+    found = certain(bench, -1e-3)
+    assert found.verdict == Verdict.PASS
+    assert "x 1e+02, as the model is nearly certain" in found.limit
+    found = certain(bench, -1e-7)
+    assert found.verdict == Verdict.NOT_TESTED
+    assert found.cause.startswith("the model is certain of every token")

@@ -89,12 +89,3 @@ def test_a_step_that_was_not_taken_says_nothing(tmp_path):
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
     bench.change_first(refused="", stats=replace(stats(), is_skipped=True, skip_reason="no token"))
     assert CHECK.run(bench).cause == "the step was skipped: no token"
-
-
-def test_groups_of_one_have_no_gradient_to_judge(tmp_path):
-    bench = stepped(tmp_path)
-    data = replace(bench.first.data, advantages_T=np.zeros_like(bench.first.data.advantages_T))
-    bench.change_first(data=data, stats=stats(0.0))
-    found = CHECK.run(bench)
-    assert found.verdict == Verdict.PASS
-    assert "grad_norm not tested" in found.measured

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from fakes import sample
 from stepped import config_of
 
-from vime.align.rounds import generate, part_of, prompts_of, spread_rewards
+from vime.align.rounds import SHIFT, generate, part_of, prompts_of, spread_rewards, step_data
 from vime.train.steps import train_steps
 from vime.types import RolloutBatch
 
@@ -23,8 +24,12 @@ def data_of(batch):
 
 def test_answers_that_are_alike_have_a_signal_all_the_same():
     assert not data_of(alike()).advantages_T.any()
-    spread = data_of(spread_rewards(alike()))
-    assert (spread.advantages_T[spread.loss_weight_T > 0] != 0).all()
+    zeros_T = np.zeros(alike().num_tokens, np.float32)
+    data = step_data(config_of(), alike(), zeros_T, zeros_T)
+    of_tokens = data.advantages_T[data.loss_weight_T > 0]
+    assert (of_tokens != 0).all()
+    assert not data.advantages_T[data.loss_weight_T == 0].any()
+    assert of_tokens.mean() == pytest.approx(SHIFT), "equal answers do not cancel"
 
 
 def test_made_up_rewards_depend_on_the_samples_alone():

@@ -179,7 +179,7 @@ class Learned:
 
     batch            the rollout, sampled by the engine with the trainer's weights before the step
     log_probs_T, ref_log_probs_T   before the step
-    data             of the step; its advantages come from rewards that ``bench_steps.spread_rewards`` made up
+    data             of the step; its advantages are made up, see ``rounds.step_data``
     gradients        folder of the gradients (Hugging Face names, safetensors); None where they cannot be read
     before, after    the trainer's weights
     memory           by phase of this round (sync, generate, log_probs, train), bytes by process and kind

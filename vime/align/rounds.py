@@ -12,16 +12,33 @@ from dataclasses import replace
 import numpy as np
 
 from vime.align.bench import Bench
+from vime.config.schema import Config
 from vime.rollout.seeds import seed_for
 from vime.train.packing import token_index
+from vime.train.steps import train_steps
 from vime.types import Prompt, RolloutBatch, TrainData
 
-MADE_UP = "rewards of the step: made up from a digest of each sample, so that every gradient has a signal"
-"""Said wherever numbers rest on ``spread_rewards``."""
+SHIFT = 0.5
+"""Added to every advantage of a step: those of a group add up to 0, and where all its answers are equal, as those of a
+model that is certain, their gradients cancel to rounding."""
+MADE_UP = (
+    f"advantages of the step: of rewards made up from a digest of each sample, and {SHIFT:g} more, so that each has a "
+    "signal"
+)
+"""Said wherever numbers rest on ``step_data``."""
+
+
+def step_data(
+    config: Config, batch: RolloutBatch, log_probs_T: np.ndarray, ref_log_probs_T: np.ndarray | None
+) -> TrainData:
+    """The first step of the rollout, with a signal in every sample, whatever the run's own reward says."""
+    data = train_steps(config, spread_rewards(batch), log_probs_T, ref_log_probs_T)[0]
+    advantages_T = np.where(data.loss_weight_T != 0, data.advantages_T + np.float32(SHIFT), np.float32(0))
+    return replace(data, advantages_T=advantages_T)
 
 
 def spread_rewards(batch: RolloutBatch) -> RolloutBatch:
-    """``batch`` with rewards in [0, 1) that differ inside every group, whatever the run's own reward says.
+    """``batch`` with rewards in [0, 1) that differ inside every group.
 
     Each is a digest of group, index and tokens: the same in every layout and every time. (A small model answers alike,
     its rewards are then equal, its advantages 0, and no fault of a gradient can be seen.)

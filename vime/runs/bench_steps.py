@@ -1,6 +1,6 @@
 """The optimizer steps of ``vime align-check``: what each of them left behind, for the checks.
 
-A round is sync, rollout, log-probs, one optimizer step. Its rewards are made up (``rounds.spread_rewards``).
+A round is sync, rollout, log-probs, one optimizer step. Its advantages are made up (``rounds.step_data``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from vime.align.bench import Forward, Learned, OneProcess, Resumed
 from vime.align.gap import Gap
-from vime.align.rounds import generate, memory_of, spread_rewards
+from vime.align.rounds import generate, memory_of, step_data
 from vime.align.step_limits import limits
 from vime.cluster.trainer import RayTrainer
 from vime.config.schema import Config, Parallel
@@ -22,7 +22,6 @@ from vime.errors import CheckFailed, UsageError, VimeError
 from vime.record.training import TrainingHeader, TrainingRecord, TrainingStep
 from vime.runs.trace import layout_of, settings_of
 from vime.train.packing import plan_micro_batches
-from vime.train.steps import train_steps
 from vime.types import RolloutBatch, StepStats, TrainData, WeightManifest
 
 if TYPE_CHECKING:
@@ -121,13 +120,6 @@ def _step(bench: LiveBench, name: str, memory: dict[str, Any], found: dict[str, 
         refused=refused,
         **found,
     )
-
-
-def step_data(
-    config: Config, batch: RolloutBatch, log_probs_T: np.ndarray, ref_log_probs_T: np.ndarray | None
-) -> TrainData:
-    """The first step of the rollout, with rewards that are made up."""
-    return train_steps(config, spread_rewards(batch), log_probs_T, ref_log_probs_T)[0]
 
 
 def _record(
