@@ -61,7 +61,7 @@ def test_the_page_holds_the_report():
     data = data_of(align_page(REPORT, CHECKS))
     assert data["verdict"] == "FAIL"
     assert data["summary"] == "1 finding · 2 FAIL, 1 WARN, 1 PASS, 1 NOT TESTED, 1 SKIP · 13 s"
-    assert [name for name, _ in data["environment"]] == ["layout", "dtype", "vllm"]
+    assert [name for name, _ in data["environment"]] == ["vllm", "dtype", "layout"]
     assert [(c["name"], c["step"]) for c in data["checks"][:4]] == [
         ("weights", "3"), ("coherence", "5"), ("engine", "8"), ("routing", ""),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def note(steps):
 def test_findings_come_first_and_hostile_texts_are_not_run(visit):
     page = visit()
     assert page.texts["overall"] == "FAIL1 finding · 2 FAIL, 1 WARN, 1 PASS, 1 NOT TESTED, 1 SKIP · 13 s"
-    assert page.texts["environment"] == "layouttp 2dtypefloat32vllm0.32.0"
+    assert page.texts["environment"] == "vllm0.32.0dtypefloat32layouttp 2"
     found = page.texts["findings"]
     assert found.startswith("1 findingFAILBoth ends hold the same weights3 weightsMeasured2 of 112 tensors differ")
     assert "Next stepvime dump-weights --diffExplains 8 engine" in found

@@ -12,7 +12,6 @@ from vime.types import AlignReport, CheckResult, Verdict
 
 ORDER = (Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.NOT_TESTED, Verdict.SKIP)
 """The verdict of the whole is the first of these that any check has."""
-FIRST_FACTS = ("layout", "dtype")
 LIST_LENGTH = 12
 NUM_NUMBERS = 400
 
@@ -38,7 +37,7 @@ def align_page(report: AlignReport, described: Sequence[Described] = ()) -> str:
         "about": model,
         "verdict": str(overall(report)),
         "summary": _summary(report),
-        "environment": _environment(report.environment),
+        "environment": [[name, str(value)] for name, value in report.environment.items() if name != "model"],
         "checks": [_check(result, known.get(result.name), report.seconds.get(result.name)) for result in report.checks],
     }
     return page(f"align-check - {model}" if model else "align-check", "align", finite(data), ("base", "plots"))
@@ -57,11 +56,6 @@ def _summary(report: AlignReport) -> str:
     findings = len(report.findings)
     parts = [f"{findings} finding{'s' if findings != 1 else ''}" if findings else "", counts or "no check was run"]
     return " · ".join(part for part in (*parts, f"{seconds:.0f} s" if seconds else "") if part)
-
-
-def _environment(facts: Mapping[str, str]) -> list[tuple[str, str]]:
-    names = [*(n for n in FIRST_FACTS if n in facts), *(n for n in facts if n not in ("model", *FIRST_FACTS))]
-    return [(name, str(facts[name])) for name in names]
 
 
 def _check(result: CheckResult, about: Described | None, seconds: float | None) -> dict[str, Any]:

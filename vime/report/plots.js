@@ -29,7 +29,8 @@ function plotSummary(plot) {
   return `${values.length} values of ${plot.y} from ${number(low)} to ${number(high)}${limit}; arrow keys go from one to the next.`;
 }
 const extent = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
-const limitText = (plot) => `limit ${number(plot.limit)}${plot.limit_text ? `, ${plot.limit_text}` : ""}`;
+const hasReason = (plot) => plot.limit_text && Number(plot.limit_text) !== plot.limit;
+const limitText = (plot) => `limit ${number(plot.limit)}${hasReason(plot) ? `, ${plot.limit_text}` : ""}`;
 const seriesClass = (k) => `s${k % 6} d${Math.floor(k / 6) % 4}`;
 function plotLegend(plot) {
   if (plot.series.length < 2) return [];
