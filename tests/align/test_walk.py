@@ -44,6 +44,13 @@ def test_a_name_that_is_no_check_lists_all(name: str) -> None:
     assert "1 one, 8a two" in error.value.hint
 
 
+def test_a_failure_is_explained_by_one_that_comes_later_where_it_says_so() -> None:
+    checks = [check("a", "1", Verdict.FAIL, explained_by=("b",)), check("b", "2", Verdict.FAIL)]
+    report = walk(checks, FakeBench())
+    assert [c.follows for c in report.checks] == ["b", ""]
+    assert [c.name for c in report.findings] == ["b"]
+
+
 def test_a_failure_that_an_earlier_one_explains_is_no_finding() -> None:
     checks = [
         check("a", "1", Verdict.FAIL),
@@ -114,7 +121,7 @@ def test_the_report_in_words_and_as_plain_data() -> None:
     assert found["checks"][0]["numbers"] == {"n": 3}
 
 
-def test_all_checks_are_told_apart_and_explained_by_earlier_ones() -> None:
+def test_all_checks_are_told_apart_and_explained_by_others() -> None:
     names = [c.name for c in CHECKS]
     assert len(set(names)) == len(names)
     assert len({c.step for c in CHECKS}) == len(CHECKS)

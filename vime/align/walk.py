@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
@@ -71,7 +71,8 @@ def walk(
         seconds[check.name] = time.perf_counter() - began
         results.append(result)
         hear(check, result)
-    return AlignReport(tuple(results), {}, seconds)
+    found = zip(checks, results, strict=True)  # now also by failures that came later
+    return AlignReport(tuple(replace(r, follows=_explanation(c, r, results)) for c, r in found), {}, seconds)
 
 
 def _result(check: Check, bench: Bench) -> CheckResult:
@@ -88,9 +89,9 @@ def _result(check: Check, bench: Bench) -> CheckResult:
         )  # fmt: skip
 
 
-def _explanation(check: Check, result: CheckResult, before: Sequence[CheckResult]) -> str:
-    """The earlier failure that explains this one; of several, the first in the walk."""
+def _explanation(check: Check, result: CheckResult, others: Sequence[CheckResult]) -> str:
+    """The failure that explains this one; of several, the first in the walk."""
     if result.verdict != Verdict.FAIL or result.follows:
         return result.follows
-    failed: Iterator[str] = (r.name for r in before if r.verdict == Verdict.FAIL and not r.follows)
+    failed: Iterator[str] = (r.name for r in others if r.verdict == Verdict.FAIL and not r.follows)
     return next((name for name in failed if name in check.explained_by), "")
