@@ -205,8 +205,9 @@ class _Taking:
 
     def run(self) -> Dumped:
         asked = self.asked
+        self._check_folders()
         entries = {view: self._entries(view) for view in asked.views}
-        copied = {view: self._missing(entries[view]) for view in asked.views}
+        copied = {view: self._missing(view) for view in asked.views}
         if not asked.digests_only:
             require_room(asked.out, sum(num_bytes(e) for view in asked.views for e in (*entries[view], *copied[view])))
         for path in (p for view in asked.views for p in (manifest_path(asked.out, view), asked.out / view)):
@@ -225,14 +226,26 @@ class _Taking:
         diffs = [diff(dumps[a], dumps[b], *self._readers(a, b)) for a, b in _pairs(dumps)]
         return Dumped(asked.out, dumps, tuple(diffs), self.seconds)
 
+    def _check_folders(self) -> None:
+        given, origin = self.asked.checkpoint, self.asked.copy_missing
+        if given is not None and not self.is_distributed and not (given / "config.json").is_file():
+            raise UsageError(
+                f"--checkpoint {given}: is neither a Hugging Face folder nor a complete checkpoint of a run",
+                "a run's are in RUN_DIR/checkpoints",
+            )
+        if origin is not None and not any(origin.glob("*.safetensors")):
+            raise UsageError(f"--copy-missing {origin}: no *.safetensors file there", "name a Hugging Face folder")
+
     def _entries(self, view: str) -> list[TensorEntry]:
         return self.of_folder if view == "checkpoint" and not self.is_distributed else self.of_model
 
-    def _missing(self, own: Sequence[TensorEntry]) -> list[TensorEntry]:
-        """Tensors of --copy-missing that a view never had."""
+    def _missing(self, view: str) -> list[TensorEntry]:
+        """Tensors of --copy-missing that a view never had, chosen or not."""
         if self.asked.copy_missing is None:
             return []
-        names = {entry.name for entry in own}
+        names = set(self.spec.tensors())
+        if view == "checkpoint" and not self.is_distributed:
+            names = {entry.name for entry in folder_entries(self.folder, self.config.model.dtype)}
         return [entry for entry in read_specs(self.asked.copy_missing) if entry.name not in names]
 
     def _started(self, stack: ExitStack, jobs: Mapping[str, Job]) -> Live | None:
