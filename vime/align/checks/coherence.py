@@ -82,5 +82,12 @@ CHECK = Check(
     title="the rollout is human language",
     guide="first step, 1: is what the rollout generates human language?",
     run=run,
-    explained_by=("loaded", "names", "weights", "buffers", "tokens"),  # misplaced log-probs look like a wrong engine
+    explained_by=(
+        "loaded",
+        "names",
+        "weights",
+        "buffers",
+        "tokens",
+        "sampling",
+    ),  # misplaced log-probs look like a wrong engine
 )

@@ -172,5 +172,5 @@ CHECK = Check(
     title="gradients are those of one process",
     guide="first step, 3: bugs of Megatron and its kernels show in the gradient",
     run=run,
-    explained_by=("loaded", "determinism", "sampling", "shapes", "packing"),
+    explained_by=("loaded", "determinism", "sampling", "shapes", "packing", "names", "weights", "routing"),
 )

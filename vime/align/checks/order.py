@@ -52,5 +52,5 @@ CHECK = Check(
     "the same requests in another order have the same log-probs",
     run,
     is_live=True,
-    explained_by=("batch", "prefix_cache"),
+    explained_by=("weights", "buffers", "batch", "prefix_cache"),
 )

@@ -130,5 +130,10 @@ CHECK = Check(
         "packing",
         "on_policy",
         "second",
+        "names",
+        "routing",
+        "batch",
+        "order",
+        "gradients",
     ),
 )

@@ -177,5 +177,5 @@ CHECK = Check(
     "a mixture of experts: the engine and the trainer send each token to the same ones",
     run,
     is_live=True,
-    explained_by=("loaded", "names", "weights"),
+    explained_by=("loaded", "names", "weights", "buffers", "determinism", "packing"),
 )
