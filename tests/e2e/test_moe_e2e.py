@@ -26,7 +26,7 @@ def test_experts_are_trained_synced_and_exported(workspace: Path, tmp_path: Path
         "checkpoint.save_interval=2",
         "checkpoint.export_hf=true",
     )
-    assert command.finish() == 0, command.text
+    assert command.process.returncode == 0, command.text
     text = command.text
     assert "qwen3_moe" in text
     assert "ep 2, etp 1" in text
