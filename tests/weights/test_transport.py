@@ -12,7 +12,7 @@ import torch
 
 from vime.errors import UsageError, VimeError
 from vime.types import TensorEntry, WeightManifest
-from vime.weights.manifest import build_manifest
+from vime.weights.manifest import build_manifest, compare
 from vime.weights.shm import BufferPlan, SharedBuffer, WritePlan, write_weights
 from vime.weights.transport import ShmTransport
 
@@ -36,6 +36,7 @@ class FakeEngine:
         self.calls.append(version)
         await asyncio.sleep(self.delay)
         entries = [e for e, _ in tensors]
+        self.digests = [entry.digest for entry in entries]
         buffer = SharedBuffer.attach(path, BufferPlan.of(entries).num_bytes)
         got = {e.name: buffer.view(e, o).clone() for e, o in tensors}
         buffer.close()
@@ -101,6 +102,21 @@ def test_an_engine_that_holds_something_else_is_named() -> None:
     assert "engine 1 held: permuted: layer 2: in engine-held, layer 2 holds layer 0's tensors" in str(error.value)
     assert "engine 1 held: value: norm" in str(error.value)
     assert "engine 0" not in str(error.value)
+
+
+def test_who_compares_himself_gets_what_every_engine_answered() -> None:
+    """Not strict: entries have no digest an engine could refuse, and it goes on with what it holds."""
+    engine = FakeEngine(wrong=lambda held: held | {"norm": held["norm"] * 2})
+    said: list[str] = []
+    transport = ShmTransport(write, SPECS, [engine], "full", 20, said.append, is_strict=False)
+    sent = transport.sync(1)
+    received, held = transport.answers["engine 0"]
+    assert compare(sent, received) == []
+    assert [str(d)[:11] for d in compare(sent, held)] == ["value: norm"]
+    assert "held = trainer 3/4" in said[0]
+    assert all(entry.digest for entry in sent.tensors.values())
+    assert engine.digests == [""] * 4
+    transport.close()
 
 
 def test_a_late_engine_and_a_late_writer_are_named() -> None:
