@@ -99,5 +99,5 @@ CHECK = Check(
     "a sync empties the prefix cache; cached and computed prompts have the same log-probs",
     run,
     is_live=True,
-    explained_by=("weights", "buffers", "batch"),
+    explained_by=("weights", "buffers", "batch", "names"),
 )
