@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import vime
+
+from vime.record import write
+from vime.types import RolloutBatch, Sample
 
 
 def compare(folder: Path, name: str, *arguments: object):
@@ -28,11 +32,14 @@ def test_a_lost_rotary_cache_is_located_between_engine_and_trainer(workspace: Pa
     assert check["numbers"]["first"] == "layers.0.attn_out"
     assert [row[0] for row in check["numbers"]["layers"][-2:]] == ["final_norm", "log_prob"]
     assert "from layer to layer" in (workspace / "located" / "report.html").read_text()
-    trainer_is_right(workspace, workspace / "located" / "rollouts" / "data_0.pt")
 
 
-def trainer_is_right(workspace: Path, record: Path) -> None:
-    """The same recorded tokens, and no engine: the trainer is the checkpoint."""
+@pytest.mark.slow
+def test_recorded_tokens_through_trainer_and_hugging_face_need_no_engine(workspace: Path) -> None:
+    ids = np.array([1, 20, 30, 40, 50, 60])
+    sample = Sample(0, 0, ids, 2, np.arange(6) >= 2, np.full(6, -4.0) * (np.arange(6) >= 2))
+    record = workspace / "six_tokens.pt"
+    write(record, RolloutBatch.from_samples(0, [sample]))
     command = compare(workspace, "right", "--of", "trainer", "--against", "hf", "--from-record", record, "--json")
     assert command.process.returncode == 0, command.text
     assert "vLLM" not in command.text
