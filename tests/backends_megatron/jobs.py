@@ -136,12 +136,14 @@ def layout(rank: int, world_size: int, port: int, settings: Config, vocab: int, 
         )
 
 
-def save_and_go_on(rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int) -> dict[str, Any]:
-    """Two steps, save, one more step."""
+def save_and_go_on(
+    rank: int, world_size: int, port: int, settings: Config, path: str, vocab: int, num_steps: int = 2
+) -> dict[str, Any]:
+    """``num_steps`` steps, two at most, save, one more step."""
     rollout = batch(vocab=vocab)
     with trainer(settings, rank, world_size, port) as made:
         scored = log_probs(made, rollout)
-        for seed in (3, 4):
+        for seed in (3, 4)[:num_steps]:
             made.step(train_data(rollout, scored, seed))
         made.save(path, {"cursor": 7})
         saved = arrays(made.named_weights())

@@ -63,6 +63,17 @@ def test_resume_in_the_same_layout_is_bitwise(pool, tiny, saved, run):
     assert (before["stats"].loss, before["stats"].grad_norm) == (again["stats"].loss, again["stats"].grad_norm)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_before_the_first_step_is_one_too(pool, tiny, tmp_path, dtype):
+    """As of a run whose steps were all skipped."""
+    path, settings = str(tmp_path / "none"), jobs.config(tiny("qwen3", False, 128), model={"dtype": dtype})
+    before = pool.run(1, jobs.save_and_go_on, settings, path, 128, 0)[0]
+    again = pool.run(1, jobs.resume, settings, path, 128, before["scored"])[0]
+    for when in ("saved", "after"):
+        for tensor, value in before[when].items():
+            assert np.array_equal(value, again["loaded" if when == "saved" else "after"][tensor]), tensor
+
+
 @pytest.mark.parametrize(("run", "layout"), [(r, to) for r in RUNS for to in r[4]], ids=str)
 def test_another_layout_reshards(pool, tiny, saved, run, layout):
     name, model, _, sections, _ = run

@@ -97,6 +97,7 @@ def _sharded(learner: Learner, *, is_loading: bool, with_rng: bool) -> dict[str,
     _begin_adam(learner)
     with _true_offsets(learner):
         out["optimizer"] = learner.optimizer.sharded_state_dict(dict(out), is_loading=is_loading, metadata=metadata)
+    _count_from_zero(learner, out["optimizer"])
     if with_rng:
         out["rng"] = _rng_entry()
     return out
@@ -142,15 +143,25 @@ def _spread(compact: Tensor, buffer: Any) -> Tensor:
 
 
 def _begin_adam(learner: Learner) -> None:
-    """Give torch's Adam the state of its first step; without it the distributed optimizer cannot list its entries."""
-    if not learner.config.parallel.distributed_optimizer:
-        return
+    """Give torch's Adam the state of its first step: without it the distributed optimizer cannot list its entries, and
+    what a plain one saves before its first step, or while all steps are skipped, cannot be loaded.
+    """
     for optimizer in learner.optimizers:
         inner = optimizer.optimizer
         if isinstance(inner, torch.optim.Adam) and not inner.state:
             for parameter in optimizer.get_parameters():
                 zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
                 inner.state[parameter] = {"step": torch.zeros((), dtype=torch.float32), **zeros}
+
+
+def _count_from_zero(learner: Learner, sharded: dict[Any, Any]) -> None:
+    """Megatron 0.16.1 leaves a step of 0 out of what it saves (``if step:``), and torch's Adam loads nothing without.
+    Delete when it tells 0 from None.
+    """
+    if learner.config.parallel.distributed_optimizer:
+        return
+    for part in sharded.values() if len(learner.optimizers) > 1 else [sharded]:
+        part.get("optimizer", part)["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
 
 
 # ---------------------------------------------------------------- facts that must agree
