@@ -154,6 +154,7 @@ def _walk(outcome: Outcome) -> Mapping[str, Any]:
         "verdicts": {check.name: str(check.verdict) for check in outcome.report.checks},
         "measured": outcome.measured,
         "seconds": round(outcome.seconds, 2),
+        "seconds_by_check": {name: round(seconds, 3) for name, seconds in outcome.report.seconds.items()},
     }
 
 
