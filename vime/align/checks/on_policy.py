@@ -19,7 +19,7 @@ from vime.types import CheckResult, Verdict
 
 NAME = "on_policy"
 SMALL = 50.0
-"""Largest grad_norm that is called small, of a loss that is a mean over tokens with advantages around 1. Measured on the
+"""Largest grad_norm that is called small, of a loss that is a mean over tokens with advantages around 1. Measured on a
 tiny model (4 layers, 16 samples, float32 and bfloat16): 1.9 with answers of 2 or 3 tokens, 5.0 with 24, 8.2 with a rank
 that counts twice. A sum in place of the mean is larger by the number of tokens: hundreds and more."""
 NEEDS = {
