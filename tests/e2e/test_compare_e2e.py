@@ -6,6 +6,7 @@ import json
 
 import pytest
 from commands import Command, vime
+from first_step import assert_same_first_step
 
 from vime.metrics import read_jsonl
 
@@ -44,18 +45,20 @@ def test_tp2_x_pp2_agrees_with_one_process_tensor_by_tensor(workspace, tmp_path,
     assert {"name", "held_by", "relative_l2", "cosine", "max_abs"} <= set(gradients["tensors"][0])
     assert "differs: parallel.tp 1 -> 2, parallel.pp 1 -> 2" in found["notes"]
     assert not list((tmp_path / "run").glob(".comparison*"))
+    assert_same_first_step(tmp_path / "run", uninterrupted[1])
 
 
 @pytest.mark.slow
 def test_two_packings_agree(workspace, tmp_path, uninterrupted):
-    """Case P14; the table is printed for people."""
-    packing = ["train.max_tokens_per_micro_batch=40", "--vs", "max_tokens_per_micro_batch=4096"]
+    """Case P14, in two pipeline stages; the table is printed for people."""
+    packing = ["parallel.pp=2", "train.max_tokens_per_micro_batch=40", "--vs", "max_tokens_per_micro_batch=4096"]
     command = replay(workspace, tmp_path, "--ids", "0", *packing)
     assert command.process.returncode == 0, command.text
     assert "PASS  replay against max_tokens_per_micro_batch=4096: 9 quantities within limits" in command.text
     for quantity in ("weights before", "log_probs", "loss", "gradients", "weights"):
         assert any(line.split()[:1] == ["0"] and f" {quantity} " in line for line in command.lines), quantity
     assert "gradients of rollout 0, the worst 5 of 47 parameters (all: --json)" in command.text
+    assert_same_first_step(tmp_path / "run", uninterrupted[1])
 
 
 @pytest.mark.slow
@@ -65,6 +68,7 @@ def test_a_replay_repeats_itself_bitwise(workspace, tmp_path, uninterrupted):
     found = compared(command)
     assert {row["verdict"] for row in found["rows"]} == {"PASS"}
     assert {row["limit"] for row in found["rows"]} == {"bitwise"}
+    assert_same_first_step(tmp_path / "run", uninterrupted[1])
 
 
 @pytest.mark.slow
@@ -114,17 +118,3 @@ def test_rollouts_from_the_middle_are_not_judged_by_a_run_that_had_trained_befor
     rows = [row for row in read_jsonl(tmp_path / "run/metrics.jsonl") if "train/loss" in row]
     assert [row["rollout_id"] for row in rows] == [2, 3]
     assert "records: rollouts 2-3, 2 of the 4 recorded" in command.text
-
-
-@pytest.mark.slow
-def test_a_saved_replay_is_resumed_with_the_next_id(workspace, tmp_path, uninterrupted):
-    """Case P07: in the end the weights are bitwise those of the run that was recorded."""
-    first = replay(workspace, tmp_path, "-n2", "checkpoint.save_interval=1")
-    assert first.process.returncode == 0, first.text
-    resumed = vime("train", "--resume", tmp_path / "run", "run.num_rollouts=4", "checkpoint.export_hf=true")
-    assert resumed.process.returncode == 0, resumed.text
-    assert "next is rollout 2" in resumed.text
-    rows = [row["rollout_id"] for row in read_jsonl(tmp_path / "run/metrics.jsonl")]
-    assert rows == [0, 1, 2, 3]
-    weights = "hf/model.safetensors"
-    assert (tmp_path / "run" / weights).read_bytes() == (uninterrupted[1] / weights).read_bytes()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from commands import Command, vime
 
+from vime.metrics import read_jsonl
+
 RAY = [str(Path(sys.executable).with_name("ray"))]
 START_SECONDS = 120
 
@@ -54,29 +56,50 @@ def wait_for_port(port, head):
 
 
 @pytest.mark.slow
-def test_by_address(cluster, workspace, tmp_path):
-    command = vime(
-        "rollout",
-        workspace / "run.toml",
-        f"run.dir={tmp_path / 'run'}",
-        "-n1",
+def test_a_saved_replay_is_resumed_with_the_next_id(cluster, workspace, tmp_path, uninterrupted):
+    """Case P07, resumed on another cluster: in the end the weights are bitwise those of the run that was recorded."""
+    load = ("--load", workspace / "records/data_{rollout_id}.pt")
+    run_dir = tmp_path / "run"
+    first = vime("replay", workspace / "run.toml", f"run.dir={run_dir}", "-n2", "checkpoint.save_interval=1", *load)
+    assert first.process.returncode == 0, first.text
+    resumed = vime(
+        "train",
+        "--resume",
+        run_dir,
+        "run.num_rollouts=4",
+        "checkpoint.export_hf=true",
         "--ray-address",
         cluster[0],
         RAY_AUTH_MODE="disabled",
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
     )
-    # Nothing failed but the verdict on the answers, which is right: the model of the workspace is random.
-    assert command.process.returncode == 1, command.text
-    (failed,) = [line for line in command.lines if line.startswith("error: ")]
-    assert failed.startswith("error: check failed: coherence: GARBLED: mean log-prob ")
-    assert "rollout 0/1" in command.text
+    assert resumed.process.returncode == 0, resumed.text
+    assert "next is rollout 2" in resumed.text
+    assert "rollout 3/4" in resumed.text
+    assert [row["rollout_id"] for row in read_jsonl(run_dir / "metrics.jsonl")] == [0, 1, 2, 3]
+    weights = "hf/model.safetensors"
+    assert (run_dir / weights).read_bytes() == (uninterrupted[1] / weights).read_bytes()
+
+
+JOBS = {
+    "evaluation alone": ("job.toml run.num_rollouts=0", "succeeded", "eval"),
+    "misspelt": ("run.toml train.lrr=1", "failed", "did you mean train.lr"),
+    "SystemExit": (
+        "job.toml run.num_rollouts=1 reward.name=user reward.function=my_reward:score",
+        "failed",
+        "SystemExit",
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("setting", "status"), [("run.num_rollouts=1", "succeeded"), ("train.lrr=1", "failed")])
-def test_as_a_job(cluster, workspace, tmp_path, setting, status):
-    """Case T27: the job's status is the command's."""
-    entry = f"{sys.executable} -m vime_cli train {workspace}/run.toml run.dir={tmp_path}/run {setting}"
+@pytest.mark.parametrize("job", JOBS)
+def test_as_a_job(cluster, workspace, tmp_path, job):
+    """Cases T27 and T28: the job's status is the command's; SystemExit inside the reward is a failure with a cause."""
+    settings, status, said = JOBS[job]
+    (workspace / "my_reward.py").write_text("def score(sample):\n    raise SystemExit(0)\n")
+    (workspace / "job.toml").write_text((workspace / "run.toml").read_text() + '[eval]\nprompts = ["prompts.jsonl"]\n')
+    entry = f"{sys.executable} -m vime_cli train {workspace}/{settings} run.dir={tmp_path}/run"
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     submitted = subprocess.run(
         [*RAY, "job", "submit", f"--address={cluster[1]}", "--", *entry.split()],
@@ -87,6 +110,10 @@ def test_as_a_job(cluster, workspace, tmp_path, setting, status):
     )
     text = submitted.stdout + submitted.stderr
     assert status in text.lower(), text
-    assert ("did you mean train.lr" in text) == (status == "failed")
+    assert said in text, text
     assert (submitted.returncode == 0) == (status == "succeeded")
-    assert (tmp_path / "run" / "metrics.jsonl").exists() == (status == "succeeded")
+    assert ("user (my_reward:score)" in text) == (job == "SystemExit"), text
+    assert f"exit code {({'misspelt': 2, 'SystemExit': 3}).get(job)}" in text or status == "succeeded", text
+    if status == "succeeded":
+        (row,) = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+        assert row["eval/num_prompts"] == 10

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import vime
+from first_step import assert_same_first_step
 
 from vime.metrics import read_jsonl
 
@@ -17,22 +18,11 @@ def find_spec(cls, name, path=None, target=None):
 machinery.PathFinder.find_spec = classmethod(find_spec)
 """
 
-LAYOUTS = {
-    "tp2": ["parallel.tp=2"],
-    "pp2": ["parallel.pp=2"],
-    "dp2": ["parallel.dp=2"],
-    "tp2 x pp2": ["parallel.tp=2", "parallel.pp=2"],
-}
-
 
 def without(name: str, folder: Path) -> str:
     """A PYTHONPATH under which ``name`` cannot be imported, in any process."""
     (folder / "sitecustomize.py").write_text(ABSENT.format(name=name))
     return str(folder)
-
-
-def first_step(run_dir: Path) -> dict[str, float]:
-    return next(row for row in read_jsonl(run_dir / "metrics.jsonl") if "train/loss" in row)
 
 
 @pytest.mark.slow
@@ -82,26 +72,19 @@ def test_replay_needs_no_vllm_and_repeats_the_recorded_steps_bitwise(workspace, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_agrees_with_one_process(workspace, tmp_path, uninterrupted, layout):
+def test_a_layout_agrees_with_one_process(workspace, tmp_path, uninterrupted):
+    """Two tensor-parallel ranks; other layouts: test_compare_e2e.py."""
     command = vime(
         "replay",
         workspace / "run.toml",
         "-n1",
         f"run.dir={tmp_path / 'run'}",
-        *LAYOUTS[layout],
+        "parallel.tp=2",
         "--load",
         workspace / "records/data_{rollout_id}.pt",
     )
     assert command.process.returncode == 0, command.text
-    one, other = first_step(uninterrupted[1]), first_step(tmp_path / "run")
-    for name in ("train/loss", "train/grad_norm"):
-        assert other[name] == pytest.approx(one[name], rel=1e-5)
-    assert other["rollout/log_probs"] == pytest.approx(one["rollout/log_probs"], abs=1e-6)
-    assert other["rollout/kl"] == 0.0
-    # Case P05: what is said of the samples does not depend on the ranks that they were split over.
-    of_samples = [name for name in one if name.startswith("rollout/") and "log_probs" not in name]
-    assert [other[name] for name in of_samples] == [one[name] for name in of_samples]
+    assert_same_first_step(tmp_path / "run", uninterrupted[1])
     assert "PASS  replay against the recorded run: 7 quantities within limits; not tested: gradients, weights" in (
         command.text
     ), command.text
