@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Engine, make_config
@@ -27,15 +28,14 @@ from vime.align.planting import foreign_template, pretrained_copy
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import load_tokenizer
+from vime.record import read, write
 from vime.rollout.live import LiveRollouts
-from vime.types import Prompt, Sample, Status
+from vime.types import Prompt, RolloutBatch, Sample, Status
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from examples.quickstart.make_model import make_quickstart_model
-from examples.tiny.make_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
-MAKERS = {"tiny": make_tiny_model, "quickstart": make_quickstart_model}
 MAX_RESPONSE_LEN = {"tiny": 4, "quickstart": 48}
 MIDDLE = {"tiny": 2, "quickstart": 15}
 ROTARY = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
@@ -71,6 +71,7 @@ class Bench:
     hosted: Hosted
     examiners: dict[str, Examiner] = field(default_factory=dict)
     found: dict[str, Examination] = field(default_factory=dict)
+    batches: dict[str, RolloutBatch] = field(default_factory=dict)
 
     def config(self, folder: str, seed: int = 0) -> Config:
         return config_of(self.name, folder, seed)
@@ -84,6 +85,7 @@ class Bench:
         source = PromptSource(config.data, tokenizer, seed=seed, context_len=256)
         batch = LiveRollouts(config, source, [self.hosted], FakeReward(lambda sample: 1.0)).produce(0)
         assert len(batch) == config.num_samples_per_rollout
+        self.batches[row] = batch
         if folder not in self.examiners:
             stop_ids = tuple(self.hosted.engine.info["stop_token_ids"])
             own = load_tokenizer(folder)
@@ -120,11 +122,14 @@ def config_of(name: str, folder: str, seed: int = 0) -> Config:
     )
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=MAX_RESPONSE_LEN)
 def bench(request, host, tmp_path_factory) -> Bench:
     """All rollouts of one model, examined."""
     name = request.param
-    folder = str(MAKERS[name](tmp_path_factory.mktemp(name) / "model"))
+    if name == "tiny":
+        folder = str(request.getfixturevalue("trained_model"))
+    else:
+        folder = str(make_quickstart_model(tmp_path_factory.mktemp(name) / "model"))
     bench = Bench(name, folder, Hosted(Engine(host, name, config_of(name, folder))))
     for seed in SEEDS:
         bench.rollout(f"clean, seed {seed}", seed=seed)
@@ -178,12 +183,18 @@ def test_every_planted_fault_is_caught_with_its_cause_and_no_clean_rollout_is(be
 
 
 @pytest.mark.slow
-def test_answers_without_finite_log_probs_come_back_failed_and_unscored(bench: Bench) -> None:
-    """Case R18: token 0 again and again, and NaN."""
+def test_answers_without_finite_log_probs_come_back_failed_and_unscored(bench: Bench, tmp_path: Path) -> None:
+    """Case R18: token 0 again and again, and NaN; the record holds them as they came."""
     found = bench.found["nan-weight"]
     assert not found.case.signals.is_finite_N.any()
     assert found.case.oracle == "no sampled token has a finite log-prob"
     assert all(line.split()[2] == f"{Status.FAILED}," and "ids 0 0 0" in line for line in found.worst)
+    assert [symptom.text for symptom in found.symptoms] == ["8 of 8 samples have log-probs that are not finite"]
+    write(tmp_path / "data_0.pt", bench.batches["nan-weight"])
+    record = read(tmp_path / "data_0.pt")
+    assert record.header.counts == {"status_failed": 8}
+    assert not np.isfinite(record.rollout_log_probs_T[record.loss_mask_T]).any()
+    assert all("log-probs are not finite" in row["metadata"]["failure"] for row in record.rows)
 
 
 @pytest.mark.slow

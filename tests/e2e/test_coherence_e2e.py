@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import Command, vime
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from examples.tiny.make_model import make_tiny_model
-from vime.record import read
 
 ROTARY = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
 RUN = """
 [run]
 name = "judged"
 [model]
-path = "model"
+path = "{model}"
 [data]
 prompts = ["prompts.jsonl"]
 [rollout]
 rollout_batch_size = 4
 num_samples_per_prompt = 4
-sampling = { max_response_len = 4 }
+sampling = {{ max_response_len = 4 }}
 [vllm]
 kv_cache_memory_bytes = 33554432
 """
 
 
 @pytest.fixture(scope="module")
-def adder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained tiny model and a run."""
+def adder(tmp_path_factory: pytest.TempPathFactory, trained_model: Path) -> Path:
+    """A folder with a run of the trained tiny model."""
     folder = tmp_path_factory.mktemp("judged")
-    make_tiny_model(folder / "model")
     rows = [json.dumps({"prompt": f"{a}+{b}=", "label": str(a + b)}) + "\n" for a in range(5) for b in range(4)]
     (folder / "prompts.jsonl").write_text("".join(rows))
-    (folder / "run.toml").write_text(RUN)
+    (folder / "run.toml").write_text(RUN.format(model=trained_model))
     return folder
 
 
@@ -50,29 +43,17 @@ def rollout(folder: Path, name: str, *arguments: object) -> Command:
 
 @pytest.mark.slow
 def test_a_lost_rotary_cache_fails_the_rollout_and_is_named(adder: Path) -> None:
-    command = rollout(adder, "rotary", "--inject", "zero-rotary")
+    command = rollout(adder, "rotary", "--inject", "zero-rotary", "--json")
     assert command.process.returncode == 1, command.text
     assert f"warning: engine 0: PLANTED FAULT zero-rotary (debug.inject): {ROTARY}: all zero" in command.text
     assert "warning: coherence of rollout 0: GARBLED" in command.text
     assert f"  likely: released buffers: {ROTARY} is not what it was when the engine started" in command.lines
     assert "error: check failed: coherence: GARBLED: mean |engine - Hugging Face| is " in command.text
     assert command.text.count("    sample ") == 3
-
-
-@pytest.mark.slow
-def test_not_a_number_is_recorded_and_named(adder: Path) -> None:
-    """Case R18: the rollout is complete, its samples are failed, and the record holds them as they came."""
-    command = rollout(adder, "nan", "--inject", "nan-weight", "--json")
-    assert command.process.returncode == 1, command.text
     text = command.text[command.text.index("\n{\n") :]
     (found,) = json.loads(text[: text.rindex("\n}") + 2])["coherence"]
-    assert found["verdict"] == "GARBLED"
-    assert found["symptoms"] == ["16 of 16 samples have log-probs that are not finite"]
-    assert found["cause"].startswith("conversion: model.layers.2.self_attn.q_proj.weight: 1 of 47 tensors")
-    record = read(adder / "nan/data_0.pt")
-    assert record.header.counts == {"status_failed": 16}
-    assert not np.isfinite(record.rollout_log_probs_T[record.loss_mask_T]).any()
-    assert all("log-probs are not finite" in row["metadata"]["failure"] for row in record.rows)
+    assert (found["verdict"], found["rollout_id"]) == ("GARBLED", 0)
+    assert found["cause"].startswith(f"released buffers: {ROTARY} is not what it was")
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from commands import Command, vime
 
-from examples.tiny.make_model import make_tiny_model
 from vime.metrics import read_jsonl
 from vime.record import read
 
@@ -17,14 +16,14 @@ RUN = """
 [run]
 name = "sums"
 [model]
-path = "model"
+path = "{model}"
 [data]
 prompts = ["prompts.jsonl"]
 shuffle = false
 [rollout]
 rollout_batch_size = 4
 num_samples_per_prompt = 4
-sampling = { max_response_len = 4 }
+sampling = {{ max_response_len = 4 }}
 [eval.sets.greedy]
 prompts = ["sums.jsonl"]
 [eval.sets.warm]
@@ -38,15 +37,14 @@ kv_cache_memory_bytes = 33554432
 
 
 @pytest.fixture(scope="module")
-def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained model, run.toml, and a package ``megatron`` that cannot be imported."""
+def sums(tmp_path_factory: pytest.TempPathFactory, trained_model: Path) -> Path:
+    """A folder with run.toml of a trained model, and a package ``megatron`` that cannot be imported."""
     folder = tmp_path_factory.mktemp("sums")
-    make_tiny_model(folder / "model")
     questions = [(f"{a}+{b}=", str(a + b)) for a in range(10) for b in range(5)]
     for name, rows in (("sums.jsonl", questions), ("prompts.jsonl", [*questions[:3], (LONG, "70")])):
         lines = [json.dumps({"prompt": prompt, "label": label}) + "\n" for prompt, label in rows]
         (folder / name).write_text("".join(lines))
-    (folder / "run.toml").write_text(RUN)
+    (folder / "run.toml").write_text(RUN.format(model=trained_model))
     (folder / "absent" / "megatron").mkdir(parents=True)
     (folder / "absent" / "megatron" / "__init__.py").write_text("raise ImportError('megatron is absent')\n")
     return folder
@@ -91,17 +89,3 @@ def test_rollout_prints_what_it_came_to_and_saves_it(sums):
     header = read(run_dir / "eval" / "eval_000000_greedy.pt").header
     assert (header.sampling["temperature"], header.sampling_origin["temperature"]) == (0.0, "eval.temperature")
     assert len(read(run_dir / "eval" / "eval_000000_warm.pt")) == 120
-
-
-@pytest.mark.slow
-def test_no_rollouts_evaluate_once(sums):
-    """Case T28."""
-    run_dir = sums / "none"
-    command = rollout(
-        sums, "-n", 0, f"run.dir={run_dir}", f'eval.prompts=["{sums / "sums.jsonl"}"]', "eval.max_prompts=9"
-    )
-    (row,) = read_jsonl(run_dir / "metrics.jsonl")
-    assert (row["eval/num_prompts"], row["eval/greedy/num_prompts"], row["eval/warm/num_prompts"]) == (9, 9, 30)
-    for line in ("  evaluation             ", "  evaluation of greedy   ", "  evaluation of warm     "):
-        assert line in command.text
-    assert "statistics" not in command.text
