@@ -162,6 +162,7 @@ def markdown(found: Confusion) -> Iterator[str]:
     """The page of the documentation, line by line: what each fault breaks, what caught it, and the matrix."""
     steps = {check.name: check.step for check in found.checks}
     yield from _HEAD.format(command=COMMAND, families=", ".join(found.families)).splitlines()
+    yield ""
     yield "| fault | what is broken | planted in | caught by | what that check said |"
     yield "|---|---|---|---|---|"
     for name, fault in FAULTS.items():
@@ -169,7 +170,17 @@ def markdown(found: Confusion) -> Iterator[str]:
         needs = f" (needs {fault.needs})" if fault.needs else ""
         said = next((o.measured for o in found.outcomes if o.fault == name and not o.reason), "")
         yield f"| `{name}` | {_cell(fault.description)}{needs} | {fault.place} | {meant} | {_cell(said)} |"
-    yield from ("", "## Fault x check", "", f"{LEGEND}.", "", "```text", *found.matrix_lines(), "```", "")
+    yield from (
+        "",
+        "## Fault x check",
+        "",
+        f"{LEGEND}.",
+        "",
+        "```text",
+        *map(str.rstrip, found.matrix_lines()),
+        "```",
+        "",
+    )
     yield from ("The checks by their steps:", "")
     yield from (f"- {check.step} `{check.name}`: {check.title}" for check in found.checks)
 
@@ -181,8 +192,9 @@ def _cell(text: str) -> str:
 COMMAND = "vime align-check --self-test --markdown docs/faults.md"
 _HEAD = """# Faults that vime plants, and the checks that catch them
 
-A check that cannot fail proves nothing. `vime align-check --self-test` makes tiny models ({families}), starts a trainer
-and an engine for each, walks all checks clean, then plants every fault in the live processes, walks again and heals.
+A check that cannot fail proves nothing. `vime align-check --self-test` makes tiny models ({families}),
+starts a trainer and an engine for each, walks all checks clean, then plants every fault in the live processes, walks
+again and heals.
 A fault must be claimed by the check that is there for it and by no other; what follows from it says so. One fault in a
 run of your own: `vime align-check RUN.toml --inject FAULT`.
 
