@@ -24,6 +24,15 @@ def test_memory_grows_with_what_is_held():
         assert device.memory()["rss"] - before > size // 2
 
 
+def test_private_memory_is_what_the_process_holds_alone():
+    import numpy as np
+
+    before = device.memory()["private"]
+    held = np.ones(64 * 2**20, np.uint8)
+    assert device.memory()["private"] - before > held.nbytes // 2
+    assert device.memory()["private"] < device.memory()["rss"]
+
+
 def test_seed_covers_python_numpy_and_torch():
     import random
 

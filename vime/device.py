@@ -59,12 +59,21 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
+_HELD = ("VmRSS", "RssAnon", "VmSwap")
+
+
 def memory() -> dict[str, int]:
-    """Bytes held by this process: ``rss``, and on a CUDA device also ``allocated``, ``reserved`` and ``peak``."""
+    """Bytes held by this process: ``rss``; ``private``, what is its own whether resident or swapped out (mapped files,
+    which the kernel drops and reads again as it likes, are not); on a CUDA device also ``allocated``, ``reserved`` and
+    ``peak``.
+    """
     import torch
 
-    with open("/proc/self/statm") as statm:
-        held = {"rss": int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
+    with open("/proc/self/status", encoding="ascii") as status:
+        kib = {
+            name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in status) if name in _HELD
+        }
+    held = {"rss": 1024 * kib["VmRSS"], "private": 1024 * (kib["RssAnon"] + kib["VmSwap"])}
     if kind() == "cuda":
         held["allocated"] = torch.cuda.memory_allocated()
         held["reserved"] = torch.cuda.memory_reserved()

@@ -104,3 +104,8 @@ def test_a_ledger_of_kinds_that_not_all_have():
     assert ledger.growth("a", "allocated") == 0.0
     assert ledger.growth("b", "allocated") == 2.0
     assert ledger.steps("allocated")[1]["a"] == [None] * 4
+
+
+def test_mapped_files_that_come_back_are_no_growth():
+    rounds = [{"train": {"a": {"rss": 100 + 20 * i, "private": 100}, "b": {"rss": 30 * i}}} for i in range(4)]
+    assert Ledger(rounds).growing() == {("a", "private"): 0.0, ("b", "rss"): 30.0}

@@ -34,7 +34,7 @@ def run(bench: Bench) -> CheckResult:
     first, second = bench.first, bench.second
     short = Ledger(list(_short_rounds(bench, second)))
     counted = Ledger(short.rounds[WARM_UP:])
-    growth = {(p, k): counted.growth(p, k) for p in counted.processes() for k in counted.kinds()}
+    growth = counted.growing()
     whole = Ledger([first.memory, second.memory, *short.rounds])
     numbers = _numbers(whole, growth)
     shown = (*_sizes(whole), *(f"{p}, {k}: {g / MB:+.2f} MB a round" for (p, k), g in growth.items()))
