@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,62 +16,29 @@ from vime.align.faults import is_in_engine
 from vime.backends.vllm import walk_faults
 from vime.backends.vllm.answers import STATUS, make_sample, response_arrays
 from vime.backends.vllm.arguments import engine_arguments
-from vime.backends.vllm.environment import EngineEnvironment
+from vime.backends.vllm.control import EngineControl
 from vime.backends.vllm.processes import DeathWatch, ProcessDied
 from vime.backends.vllm.requests import all_or_none, options_within
 from vime.backends.vllm.sampling import (
-    StopIds,
     collect_stop_ids,
     effective_options,
     generation_config_warnings,
     with_changes,
 )
-from vime.backends.vllm.update import WeightUpdate, check_update, required_specs
-from vime.config.schema import Config
+from vime.backends.vllm.update import WeightUpdate, check_update
 from vime.errors import PromptTooLong, UsageError, VimeError
 from vime.forks import forking_dies_with_parent
 from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
-from vime.weights.checkpoint import read_specs
-from vime.weights.manifest import digest
-from vime.weights.shm import BufferPlan, SharedBuffer, batches
 
 if TYPE_CHECKING:
-    import torch
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 SHUTDOWN_SECONDS = 2.0
-HELD_BYTES = 256 << 20  # read back at a time; more where one tensor is larger
-CONTROL_SECONDS = 60.0  # longest wait for pause, resume, cache reset: they wait for one forward at most
 
 
-class VllmEngine:
+class VllmEngine(EngineControl):
     """Implements ``protocols.RolloutEngine`` and what weight sync needs. All methods may be called at any time."""
-
-    def __init__(self, config: Config, engine_index: int) -> None:
-        self.config = config
-        self.index = engine_index
-        self.sampling = config.rollout.sampling
-        self.on_cpu = device.kind() == "cpu"
-        self.environment = EngineEnvironment(engine_index, self.on_cpu, config.cluster.start_timeout_seconds)
-        self.environment.apply()
-        self.weight_version: int | None = None
-        self.no_weights_reason = "the engine is not started"
-        self._llm: AsyncLLM | None = None
-        self._watch: DeathWatch | None = None
-        self._asleep_at: int | None = None
-        self._version_before_sleep: int | None = None
-        self._buffers: list[dict[str, str]] = []
-        self._tokenizer: Any = None
-        self._stop = StopIds({})
-        self._specs: dict[str, TensorEntry] = {}
-        self._running: set[str] = set()
-        self._planted: set[str] = set()
-        self._counter = itertools.count()
-        self._num_prompt_tokens = self._num_cached_tokens = 0
-        self._server: Any = None
-        self.max_model_len = 0
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -155,6 +120,13 @@ class VllmEngine:
             "vllm_version": vllm.__version__,
         }
 
+    async def memory(self) -> dict[str, int]:
+        """Bytes by kind, summed over this process and the engine's workers, see ``device.memory``."""
+        total = device.memory()
+        for worker in await self._rpc("vime_memory"):
+            total = {kind: total.get(kind, 0) + worker.get(kind, 0) for kind in {**total, **worker}}
+        return total
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the engine-core processes."""
@@ -165,6 +137,14 @@ class VllmEngine:
         """Raises VimeError naming the engine if its processes are dead."""
         if self._require_started().errored or self._require_watch().dead:
             raise self._dead()
+
+    async def serve_openai(self) -> str:
+        """Serve this engine at the returned URL (loopback, OpenAI-compatible under ``/v1``) until shutdown."""
+        from vime.backends.vllm.openai_server import OpenAiServer
+
+        if self._server is None:
+            self._server = await OpenAiServer.start(self._require_started(), self.config.model.path)
+        return self._server.url
 
     async def shutdown(self) -> None:
         """End server and engine processes within seconds and remove their temporary files. May be called twice."""
@@ -303,111 +283,7 @@ class VllmEngine:
         self._require_weights()
         return await engine_routing(self, batch)
 
-    # ---- control -------------------------------------------------------------------------------------------------
-
-    async def pause(self) -> None:
-        """Stop scheduling and drop every cached key and value; running requests are kept and go on after resume."""
-        llm = self._require_started()
-        clears = walk_faults.KEEPS_CACHE not in self._planted
-        await self._limited(llm.pause_generation(mode="keep", clear_cache=clears), "pause")
-
-    async def resume(self) -> None:
-        """Go on with the requests that pause kept. Raises VimeError while the engine holds no complete weights."""
-        self._require_weights()
-        await self._limited(self._require_started().resume_generation(), "resume")
-
-    async def abort(self) -> int:
-        """Abort every running request; their samples return, with the tokens so far, as aborted."""
-        llm = self._require_started()
-        if not self._running:
-            return 0
-        was_paused = await self._limited(llm.is_paused(), "abort")
-        if not was_paused:  # a paused engine has handed over every token
-            await self._limited(llm.pause_generation(mode="keep", clear_cache=False), "abort")
-        running = list(self._running)
-        await self._limited(llm.abort(running), "abort")
-        if not was_paused:
-            await self._limited(llm.resume_generation(), "abort")
-        return len(running)
-
-    async def prefix_cache(self) -> tuple[int, int]:
-        """Prompt tokens of all samples so far, and how many of them were found in the prefix cache."""
-        return self._num_prompt_tokens, self._num_cached_tokens
-
-    async def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes; running requests are preempted and computed again."""
-        llm = self._require_started()
-        await self._limited(llm.reset_prefix_cache(reset_running_requests=True), "prefix cache reset")
-
-    async def sleep(self, level: int = 2) -> None:
-        """Free the device's memory. Level 1 keeps the weights aside; level 2 drops them: sync before generating again.
-
-        Nothing may be running. On a GPU this is vLLM's own sleep mode (not run without a GPU).
-        """
-        if level not in (1, 2):
-            raise UsageError(f"sleep level = {level}: must be 1 (weights kept aside) or 2 (weights dropped)")
-        llm = self._require_started()
-        if self._asleep_at is not None:
-            raise VimeError(f"engine {self.index} sleeps already, at level {self._asleep_at}")
-        if self._running:
-            raise VimeError(
-                f"engine {self.index} cannot sleep with {len(self._running)} requests running", "abort them"
-            )
-        await self.pause()
-        version, self.weight_version = self.weight_version, None
-        self.no_weights_reason = "it is going to sleep"
-        if self.on_cpu:
-            await self._rpc("vime_sleep", level)
-        else:
-            await self._limited(llm.sleep(level=level, mode="keep"), "sleep")
-        self._asleep_at = level
-        self._version_before_sleep = version if level == 1 else None
-        self.no_weights_reason = f"it sleeps at level {level}"
-
-    async def wake(self) -> None:
-        """Take the memory back. After level 2 the weights are unset until the next update.
-
-        Raises VimeError naming every buffer (rotary cache, scales) that did not survive: no update carries those.
-        """
-        if self._asleep_at is None:
-            raise VimeError(f"engine {self.index} is awake")
-        await self._take_memory_back()
-        if walk_faults.LOSES_BUFFER in self._planted:
-            await self._rpc("vime_plant_fault", "zero-rotary")
-        await self._require_buffers()
-        if self._version_before_sleep is not None:
-            self.weight_version = self._version_before_sleep
-            await self.resume()
-
-    async def _take_memory_back(self) -> None:
-        if self.on_cpu:
-            await self._rpc("vime_wake")
-        else:
-            await self._limited(self._require_started().wake_up(), "wake")
-        self._asleep_at = None
-        self.no_weights_reason = "it slept at level 2, which drops the weights"
-
-    async def serve_openai(self) -> str:
-        """Serve this engine at the returned URL (loopback, OpenAI-compatible under ``/v1``) until shutdown."""
-        from vime.backends.vllm.openai_server import OpenAiServer
-
-        if self._server is None:
-            self._server = await OpenAiServer.start(self._require_started(), self.config.model.path)
-        return self._server.url
-
-    async def memory(self) -> dict[str, int]:
-        """Bytes by kind, summed over this process and the engine's workers, see ``device.memory``."""
-        total = device.memory()
-        for worker in await self._rpc("vime_memory"):
-            total = {kind: total.get(kind, 0) + worker.get(kind, 0) for kind in {**total, **worker}}
-        return total
-
     # ---- weights -------------------------------------------------------------------------------------------------
-
-    async def weight_specs(self) -> list[TensorEntry]:
-        """Names, shapes and dtypes of the tensors that an update must carry, all of them and no other."""
-        self._require_started()
-        return list(self._specs.values())
 
     async def update_weights(
         self,
@@ -455,185 +331,6 @@ class VllmEngine:
     async def _abort_after_failure(self) -> None:
         if self._llm is not None and not self._llm.errored:
             await self.abort()
-
-    async def held(self) -> WeightManifest:
-        """Digests, under Hugging Face names, of what the live parameters hold.
-
-        The parts of several tensor-parallel ranks are put together, ``HELD_BYTES`` at a time.
-        """
-        if self.config.rollout.engine_tp == 1:
-            (digests,) = await self._rpc("vime_held")
-        else:
-            digests = {entry.name: digest(tensor) async for entry, tensor in self.held_tensors()}
-        tensors = {name: replace(self._specs[name], digest=d) for name, d in digests.items()}
-        return WeightManifest(self.weight_version or 0, "engine-held", tensors)
-
-    async def held_tensors(self) -> AsyncIterator[tuple[TensorEntry, torch.Tensor]]:
-        """Every whole tensor that the ranks together hold, on the CPU. Each is valid until the next is asked for."""
-        for entries in batches(list(self._specs.values()), HELD_BYTES):
-            plan = BufferPlan.of(entries)
-            buffer = SharedBuffer.create(plan.num_bytes)
-            try:
-                await self.put_held(buffer.path, plan)
-                for entry, tensor in buffer.views(plan):
-                    yield entry, tensor
-            finally:
-                buffer.close()
-                buffer.unlink()
-
-    async def put_held(self, path: str, plan: BufferPlan) -> None:
-        """Fill the shared file ``path`` with the tensors of the plan as the live parameters hold them.
-
-        Raises VimeError where ranks that should hold the same do not.
-        """
-        rows = [[t.name, list(t.shape), t.dtype] for t in plan.entries]
-        where = (path, plan.num_bytes, rows, list(plan.offsets))
-        await self._rpc("vime_put", *where)
-        if self.config.rollout.engine_tp == 1:
-            return
-        for rank, names in enumerate(await self._rpc("vime_unequal", *where)):
-            if names:
-                raise VimeError(
-                    f"engine {self.index}: what rank {rank} holds of {len(names)} tensors is not what another rank "
-                    f"holds of the same: {', '.join(names[:5])}",
-                    "sync the weights again; if it stays so, a worker's memory was written to from elsewhere",
-                )
-
-    async def dump_held(self, order: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Records (plain) of what the live parameters hold; ``order`` is a ``dumping.Order``."""
-        from vime.backends.vllm.dumping import Order, Stream
-
-        stream = Stream(Order(**order))
-        try:
-            async for entry, tensor in self.held_tensors():
-                stream.take(entry.name, tensor)
-        except BaseException:
-            stream.close()
-            raise
-        return stream.finish()
-
-    async def dump_buffers(self) -> dict[str, dict[str, Any]]:
-        """Records (plain) of every buffer; under tensor parallelism those that differ by rank say so in their name."""
-        first, *others = await self._rpc("vime_dump_buffers")
-        for rank, buffers in enumerate(others, 1):
-            first |= {f"{name} (rank {rank})": b for name, b in buffers.items() if b != first.get(name)}
-        return first
-
-    async def recorded_loading(self) -> dict[str, dict[str, Any]]:
-        """Records of what entered the first load, which ``start`` was asked for."""
-        return (await self._rpc("vime_recorded_loading"))[0]
-
-    async def record_update(self, order: dict[str, Any]) -> None:
-        """Record what enters the loader in the next update."""
-        await self._rpc("vime_record_update", order)
-
-    async def recorded_update(self) -> dict[str, dict[str, Any]]:
-        """Records of the update that was asked to be recorded."""
-        return (await self._rpc("vime_recorded_update"))[0]
-
-    async def changed_buffers(self) -> list[list[str]]:
-        """Per rank, the buffers (rotary caches, scales) that are not what they were when the engine started."""
-        ranks = zip(self._buffers, await self._rpc("vime_buffers"), strict=True)
-        return [[name for name in before if now.get(name) != before[name]] for before, now in ranks]
-
-    async def plant(self, fault: str) -> str:
-        """Plant a fault of ``vime.align.faults`` in this live engine; returns what was changed, in words.
-
-        At the start it comes after buffers were digested, as a loss during the run would.
-        """
-        said = ""
-        if fault in walk_faults.OPTIONS:
-            changes = walk_faults.OPTIONS[fault]
-            self.sampling = with_changes(self.sampling, changes)
-            said = "sampled with " + ", ".join(f"{name} = {value:g}" for name, value in changes.items())
-        elif fault == walk_faults.LOSES_BUFFER:
-            said = "the rotary cache is zero after the next sleep"
-        elif fault == walk_faults.KEEPS_CACHE:
-            said = "a weight sync leaves cached keys and values"
-        else:
-            said = (await self._rpc("vime_plant_fault", fault))[0]
-        await self.reset_prefix_cache()
-        self._planted.add(fault)
-        return said
-
-    async def heal(self) -> None:
-        """Undo what was planted, but for weights, which the next update carries."""
-        self._planted.clear()
-        self.sampling = self.config.rollout.sampling
-        if self._asleep_at is not None:
-            await self._take_memory_back()
-        await self._rpc("vime_heal")
-        await self.reset_prefix_cache()
-
-    async def _require_buffers(self) -> None:
-        for rank, lost in enumerate(await self.changed_buffers()):
-            if lost:
-                self.no_weights_reason = f"buffers were lost or changed on rank {rank}: {', '.join(lost)}"
-                raise VimeError(
-                    f"engine {self.index}: {self.no_weights_reason}",
-                    "no checkpoint and no weight sync carries these: restart the engine",
-                )
-
-    async def _check_parameters(self) -> None:
-        for rank, names in enumerate(await self._rpc("vime_empty_parameters")):
-            if names:
-                raise VimeError(
-                    f"engine {self.index} rank {rank}: {len(names)} parameters have no elements, first {names[0]}; "
-                    "weights could be neither compared nor updated",
-                    "check that vime's vLLM plugin is loaded (VLLM_PLUGINS must not exclude it)",
-                )
-
-    async def _trace(self) -> dict[str, TensorEntry]:
-        headers = read_specs(self.config.model.path)
-        rows = [[t.name, list(t.shape), t.dtype] for t in headers]
-        return required_specs(self.index, headers, await self._rpc("vime_trace", rows))
-
-    async def _rpc(self, method: str, *args: Any) -> list[Any]:
-        call = self._require_started().collective_rpc(method, args=args)
-        try:
-            return await self._limited(call, method, self.config.weights.timeout_seconds)
-        except VimeError:
-            raise
-        except Exception as error:  # vLLM sends a worker's exception back as text
-            raise VimeError(
-                f"engine {self.index}: {method} failed in a worker: {error}", "see its log above"
-            ) from error
-
-    # ---- shared --------------------------------------------------------------------------------------------------
-
-    async def _limited(self, call: Awaitable[Any], what: str, seconds: float = CONTROL_SECONDS) -> Any:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            with self._require_watch().watching():
-                return await asyncio.wait_for(call, seconds)
-        except (EngineDeadError, ProcessDied) as error:
-            if asyncio.iscoroutine(call):
-                call.close()  # never awaited where the engine was dead before
-            raise self._dead() from error
-        except TimeoutError as error:
-            raise VimeError(f"engine {self.index}: {what} did not end within {seconds:.0f} s") from error
-
-    def _require_started(self) -> AsyncLLM:
-        if self._llm is None:
-            raise VimeError(f"engine {self.index} is not running: {self.no_weights_reason}")
-        return self._llm
-
-    def _require_watch(self) -> DeathWatch:
-        if self._watch is None:
-            raise VimeError(f"engine {self.index} is not running: {self.no_weights_reason}")
-        return self._watch
-
-    def _require_weights(self) -> None:
-        if self.weight_version is None:
-            raise VimeError(
-                f"engine {self.index} holds no complete weights: {self.no_weights_reason}",
-                "sync the weights before generating",
-            )
-
-    def _dead(self) -> VimeError:
-        pids = self._watch.dead if self._watch is not None else []
-        return VimeError(f"engine {self.index} is dead (engine-core process {pids} ended)", "see its log above")
 
 
 def _params(**options: Any) -> SamplingParams:
