@@ -51,6 +51,7 @@ def test_a_fault_that_was_planted_in_no_model_is_a_problem():
     refused = outcome("router-bias", reason="qwen3 has no router")
     assert refused.problems == []
     assert confusion(refused).problems == ["router-bias: planted in no model"]
+    assert Confusion((refused,), CHECKS, is_whole=False).problems == []  # one family alone has no place for all
     planted = outcome("router-bias", "qwen3_moe", routing="FAIL")
     assert confusion(refused, planted).problems == []
     assert [row[2] for row in confusion(refused, planted).rows()] == ["not planted", "caught"]

@@ -113,7 +113,7 @@ def self_test(*, console: Progress, asked: Asked) -> Tested:
             for outcome in _walks(Path(folder) / family, family, subject, asked, console):
                 console.note(f"{family}, {outcome.fault or 'no fault'}: {outcome.verdict}, {outcome.seconds:.1f} s")
                 outcomes.append(outcome)
-    found = Confusion(tuple(outcomes), CHECKS)
+    found = Confusion(tuple(outcomes), CHECKS, is_whole=len(asked.subjects) == len(SUBJECTS))
     if asked.page is not None:
         with whole_file(asked.page) as file:
             file.write("".join(f"{line}\n" for line in markdown(found)).encode())
