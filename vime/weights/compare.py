@@ -290,15 +290,17 @@ def _group_rows(a: Dump, b: Dump, rows: dict[str, TensorDiff]) -> list[Finding]:
     """Fused matrices whose rows are all there, at other places."""
     found = []
     wrong = {name for name, row in rows.items() if row.kind in (Kind.VALUE, Kind.ELEMENTS)}
-    fused = [names for names in fused_groups(a.tensors) if wrong.issuperset(names)]
-    alone = [(name,) for name in wrong if not any(name in names for names in fused)]
-    for names in [*fused, *sorted(alone)]:
+    fused = [names for names in fused_groups(a.tensors) if len(wrong.intersection(names)) > 1]
+    explained: set[str] = set()
+    for names in [*fused, *((name,) for name in sorted(wrong))]:
+        moved = tuple(name for name in names if name in wrong and name not in explained)
         one, other = joined(a.tensors, names), joined(b.tensors, names)
-        if one is None or other is None or not (text := explain(one, other)):
+        if not moved or one is None or other is None or not (text := explain(one, other)):
             continue
-        where = names[0] if len(names) == 1 else f"{names[0]} and {', '.join(n.split('.')[-2] for n in names[1:])}"
-        found.append(Finding(Kind.ROWS, where, text, names))
-        for name in names:
+        explained.update(moved)
+        where = moved[0] if len(moved) == 1 else f"{moved[0]} and {', '.join(n.split('.')[-2] for n in moved[1:])}"
+        found.append(Finding(Kind.ROWS, where, text, moved))
+        for name in moved:
             rows[name] = replace(rows[name], kind=Kind.ROWS, detail=text)
     return found
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vime.align.bench import Bench
+from vime.align.value_causes import value_causes
 from vime.align.walk import Check
 from vime.models import static_map
 from vime.models.spec import ModelSpec
 from vime.types import CheckResult, TensorEntry, Verdict, WeightManifest
+from vime.weights.difference import Finding
 from vime.weights.manifest import Difference, compare
 
 NAME = "names"
@@ -42,15 +46,29 @@ def run(bench: Bench) -> CheckResult:
         tied = "; lm_head is the embedding (tied) and not exported" if bench.spec.is_tied else ""
         measured = f"{len(exported.tensors)} of {len(expected.tensors)} tensors equal the checkpoint's{tied}"
         return CheckResult(NAME, Verdict.PASS, measured, "bitwise, under the same names", facts, numbers=numbers)
+    why = _why(bench, [d.name for d in found if d.kind == "value"])
     lines = [f"map of the ranks: {text}" for text in static.problems[:SHOWN]]
+    lines += [str(finding) for finding in why[:SHOWN]]
     lines += [str(difference) for difference in found[:SHOWN]]
     lines += [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     cause = CAUSES[found[0].kind] if found else "the table of names is no bijection onto the checkpoint's tensors"
+    if why and found[0].kind == "value":
+        cause = f"{why[0].where}: {why[0].detail}"
     counted = ", ".join(f"{count} {kind}" for kind, count in numbers["differences"].items())
     return CheckResult(
         NAME, Verdict.FAIL, f"exported tensors against the checkpoint's: {counted or 'the map of the ranks is wrong'}",
         "bitwise, under the same names", (*lines, *facts), cause, NEXT, numbers=numbers,
     )  # fmt: skip
+
+
+def _why(bench: Bench, names: Sequence[str]) -> list[Finding]:
+    """Of tensors with other values: where those come from, by the tensors themselves."""
+    if not names:
+        return []
+    with TemporaryDirectory(dir=bench.folder) as scratch:
+        folder = Path(scratch) / "exported"
+        bench.trainer.write_tensors("weights", folder, 0)
+        return value_causes(Path(bench.config.model.path), folder, bench.config.model.dtype, names)
 
 
 def _head(spec: ModelSpec, exported: WeightManifest) -> Iterator[Difference]:
