@@ -19,6 +19,16 @@ def check_new(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path}: there is no folder {path.parent}", "make the folder first")
 
 
+def check_target(path: Path, option: str) -> None:
+    """UsageError where no file can be written under ``path``: asked before the work whose result it is to hold."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}", "make the folder first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder", "name a file in it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: {path.parent} cannot be written to", "choose another folder")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file to write to, under a temporary name; flushed, synced and renamed at the end, whole or not at all.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vime.errors import UsageError
+from vime.files import check_target
 from vime_cli import output
 from vime_cli.options import Arguments, AsJson, Call, DryRun, PrintConfig, RayAddress, call
 from vime_cli.prepare import console, prepare
@@ -63,6 +66,7 @@ OneSample = Annotated[
     str | None,
     typer.Option("--sample", metavar="GROUP/INDEX", help="With --bisect: which sample; else the worst one."),
 ]
+SIZE = "4x4x64"
 Listed = Annotated[bool, typer.Option("--list", help="List checks and faults; start nothing.")]
 
 
@@ -72,7 +76,7 @@ def align_check(
     skip: Skip = None,
     from_record: FromRecord = None,
     ids: Ids = None,
-    size: HowMuch = "4x4x64",
+    size: HowMuch = SIZE,
     html: Html = None,
     inject: Inject = None,
     self_test: SelfTest = False,
@@ -95,9 +99,19 @@ def align_check(
     if is_list:
         output.checks(as_json)
         return
-    if _is_self_test(self_test, {"--family": family, "--fault": fault, "--markdown": markdown}):
+    chosen = {"--only": only, "--skip": skip}
+    others: dict[str, object] = {"RUN.toml": arguments, **chosen, "--from-record": from_record, "--ids": ids}
+    others |= {"--size": size if size != SIZE else None, "--html": html, "--inject": inject, "--bisect": bisect}
+    others |= {"--ray-address": ray_address, "--print-config": print_config, "--dry-run": dry_run}
+    if _is_self_test(self_test, {"--family": family, "--fault": fault, "--markdown": markdown}, others):
         _self_test(family, fault, markdown, as_json)
         return
+    if bisect:
+        _alone("--bisect", chosen, "it is one comparison and no walk over checks")
+    if ids is not None and from_record is None:
+        raise UsageError(f"--ids {ids}: belongs to --from-record", "name the records with --from-record")
+    if html is not None:
+        check_target(html, "--html")
     sides = _sides(bisect, {"--of": of, "--against": against, "--sample": sample})
     record = from_record if sides is None else None  # a bisection runs engines beside recorded tokens
     options = {
@@ -126,13 +140,18 @@ def align_check(
     output.aligned(found, as_json)
 
 
-def _is_self_test(is_asked: bool, given: dict[str, object]) -> bool:
-    """UsageError for options of a self-test that nobody asked for."""
-    from vime.errors import UsageError
-
+def _is_self_test(is_asked: bool, given: dict[str, object], others: dict[str, object]) -> bool:
+    """UsageError for options of a self-test that nobody asked for, and for what a self-test has no use for."""
     if not is_asked and (lost := [name for name, value in given.items() if value]):
         raise UsageError(f"{lost[0]}: belongs to --self-test", "add --self-test")
+    if is_asked:
+        _alone("--self-test", others, "it has models, settings and faults of its own")
     return is_asked
+
+
+def _alone(option: str, others: Mapping[str, object], why: str) -> None:
+    if stray := [name for name, value in others.items() if value]:
+        raise UsageError(f"{option} does not go with {', '.join(stray)}: {why}", "leave one of them out")
 
 
 def _self_test(families: list[str] | None, faults: list[str] | None, page: Path | None, as_json: bool) -> None:
@@ -140,6 +159,8 @@ def _self_test(families: list[str] | None, faults: list[str] | None, page: Path 
     from vime.runs.self_test import Asked, self_test
 
     setup_logging()
+    if page is not None:
+        check_target(page, "--markdown")
     asked = Asked(_names(families), _names(faults), page)
     with output.talk():
         found = self_test(console=Progress(), asked=asked)
@@ -147,7 +168,9 @@ def _self_test(families: list[str] | None, faults: list[str] | None, page: Path 
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:
-    """``--only names,8c --only 3`` names three checks."""
+    """``--only names,8c --only 3`` names three checks. UsageError for an option that names nothing."""
+    if empty := [text for text in given or () if not text.strip(", ")]:
+        raise UsageError(f"{empty[0]!r} names nothing", "vime align-check --list shows what there is")
     return tuple(name.strip() for text in given or () for name in text.split(",") if name.strip())
 
 
@@ -168,7 +191,6 @@ def _say_settings(asked: Call, loaded: Loaded, only: tuple[str, ...], skip: tupl
 
 def _sides(is_bisection: bool, given: dict[str, str | None]) -> tuple[str, str] | None:
     """The sides of ``--bisect``; None without it. UsageError for sides that there are not, and options of nothing."""
-    from vime.errors import UsageError
     from vime.preflight.sides import two_sides
 
     if is_bisection:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vime.errors import UsageError
+from vime.files import check_target
 from vime_cli import output, weights_view
 from vime_cli.options import Arguments, AsJson, PrintConfig, RayAddress, call
 from vime_cli.prepare import console, prepare
@@ -101,6 +102,8 @@ def dump_weights(
         _watched(arguments, options, printed)
         return
     chosen = _views(views)
+    if html is not None:
+        check_target(html, "--html")
     if "trainer" not in chosen and checkpoint is None:  # Megatron is never loaded
         options["debug.rollout_only"] = True
     loaded = prepare(call(COMMAND, arguments, options, **printed))

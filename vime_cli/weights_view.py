@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vime.errors import CheckFailed, UsageError
+from vime.errors import CheckFailed
+from vime.files import check_target
 from vime_cli import output
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def compared(a: Path, b: Path, html: Path | None, as_json: bool) -> None:
     """Compare two things on the disk. Raises CheckFailed where they differ."""
     from vime.weights.files import compare_paths
 
-    _check_page(html)
+    if html is not None:
+        check_target(html, "--html")
     found = compare_paths(a, b)
     if as_json:
         output.data(found[0].as_dict() if len(found) == 1 else [each.as_dict() for each in found])
@@ -62,11 +64,6 @@ def _difference(found: WeightDiff) -> None:
         output.table("tensors furthest apart", columns, apart)
     notes = [("note", note) for note in found.notes]
     output.table("comparison", ("", ""), [("result", found.summary), *notes], has_header=False)
-
-
-def _check_page(html: Path | None) -> None:
-    if html is not None and not html.parent.is_dir():
-        raise UsageError(f"--html {html}: there is no folder {html.parent}", "make the folder first")
 
 
 def _page(found: list[WeightDiff], html: Path | None) -> None:

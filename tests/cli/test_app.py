@@ -53,6 +53,12 @@ def test_version_reads_metadata():
     assert "ray " in result.stdout
 
 
+def test_where_a_page_of_weights_goes_is_known_before_they_are_taken(inputs):
+    result = vime("dump-weights", "run.toml", "--html", "nowhere/page.html")
+    assert result.exit_code == 2, result.output
+    assert errors(result) == ["error: --html nowhere/page.html: there is no folder nowhere"]
+
+
 def test_all_problems_at_once_one_line_each(inputs):
     result = vime(
         "train",
