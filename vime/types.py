@@ -344,6 +344,7 @@ class CheckResult:
     """One verdict: the measured number, its limit with the reason, the evidence, the likely cause, the next step.
 
     follows   the failed check that explains this failure: a consequence, no finding of its own
+    explained_by   the checks that may explain it, where what was found leaves fewer than ``Check.explained_by``
     numbers   plain data behind ``measured``, for JSON and plots
     """
 
@@ -356,6 +357,7 @@ class CheckResult:
     next_step: str = ""
     follows: str = ""
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    explained_by: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

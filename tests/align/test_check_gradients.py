@@ -38,6 +38,26 @@ def test_one_parameter_is_off(tmp_path):
     assert "1 of 2 tensors over" in found.measured
     assert any("model.norm.weight (ranks 0-1)" in line for line in found.evidence)
     assert "how gradients are summed over ranks" in found.cause
+    assert found.explained_by == ("loaded", "determinism")  # the forward agrees: no sampling, no packing explains it
+
+
+def test_log_probs_that_differ_already_may_follow_from_more(tmp_path):
+    bench = stepped(tmp_path)
+    first = bench.first
+    bench.change_first(record=record_of(first.data, first.log_probs_T - np.float32(0.1), grad_norm=3.0))
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert found.explained_by is None
+
+
+def test_one_process_that_alone_skips_the_step(tmp_path):
+    bench = stepped(tmp_path)
+    record = bench.other.record
+    skipped = replace(record, steps=[replace(record.steps[0], is_skipped=True)])
+    bench.other = replace(bench.other, record=skipped, gradients=None)
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "one process skipped the step that the run took" in found.measured
 
 
 def test_a_rank_that_counts_twice_is_named(tmp_path):
@@ -68,6 +88,10 @@ def test_other_weights_are_no_ground_for_a_comparison(tmp_path):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert found.measured.startswith("1 of 2 weights are not those that one process loads")
+    missing = {name: entry for name, entry in bench.first.before.tensors.items() if "norm" not in name}
+    bench = stepped(tmp_path / "missing")
+    bench.change_first(before=replace(bench.first.before, tensors=missing))
+    assert CHECK.run(bench).measured.startswith("1 of 2 weights are not those that one process loads")
     assert found.evidence == ("model.norm.weight (ranks 0-1)",)
 
 

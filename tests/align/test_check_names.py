@@ -77,3 +77,9 @@ def test_the_head_of_a_tied_model_is_not_exported() -> None:
     twice = run(FakeBench(trainer=FakeTrainer(exported=manifest("trainer")), **without))
     assert twice.verdict == Verdict.FAIL
     assert twice.evidence[0].startswith(f"unexpected: {HEAD}")
+
+
+def test_a_head_that_is_the_embedding_in_the_checkpoint_already_is_no_fault() -> None:
+    """A model may be untied by its config.json and hold one matrix twice."""
+    twice = {HEAD: replace(CLEAN[HEAD], digest=CLEAN[EMBEDDING].digest)}
+    assert run(exported(twice, checkpoint=manifest("checkpoint", twice))).verdict == Verdict.PASS

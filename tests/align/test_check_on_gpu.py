@@ -71,7 +71,8 @@ def test_sleep_frees_and_keeps() -> None:
 def test_the_backend_in_effect_and_its_determinism(attention: str, cp: int, noise: float, verdict: Verdict) -> None:
     bench = FakeBench(config=config(parallel={"cp": cp}))
     bench.trainer.attention = attention
-    bench.trainer.log_probs = lambda batch: bench.log_probs_T + np.float32(noise) * batch.loss_mask_T
+    passes = iter((-3.0, -3.0 + noise))  # both of now: since the first pass of the walk steps were taken
+    bench.trainer.log_probs = lambda batch: np.float32(next(passes)) * batch.loss_mask_T
     result = RUN["transformer_engine"](bench)
     assert result.verdict == verdict
     assert ("flash" in result.next_step) is (verdict != Verdict.PASS)
@@ -80,6 +81,7 @@ def test_the_backend_in_effect_and_its_determinism(attention: str, cp: int, nois
 @pytest.mark.usefixtures("gpu")
 def test_padded_replays_are_told_from_others() -> None:
     def generate(prompts, seeds, sampling):
+        assert (sampling["temperature"], sampling["top_p"]) == (1.0, 1.0)  # what scores are of
         error = 0.1 if len(prompts) in (3, 5) else 0.0
         return [[sample(p.group_id, log_probs=[-0.5 - error] * 2)] for p in prompts]
 
@@ -89,6 +91,7 @@ def test_padded_replays_are_told_from_others() -> None:
     result = RUN["cuda_graphs"](bench)
     assert result.verdict == Verdict.FAIL
     assert result.numbers["max_by_batch_size"] == pytest.approx({"1": 0, "2": 0, "3": 0.1, "5": 0.1})
+    assert bench.num_syncs == 1  # a colocated step leaves the engines without weights
     eager = FakeBench(config=config(vllm={"enforce_eager": True}))
     assert RUN["cuda_graphs"](eager).verdict == Verdict.SKIP
 
@@ -104,3 +107,31 @@ def test_padded_replays_are_told_from_others() -> None:
 )
 def test_fp8_has_a_band_of_its_own(vllm: dict, value: float, verdict: Verdict) -> None:
     assert RUN["fp8"](FakeBench(config=config(vllm=vllm), policy=lambda at: value)).verdict == verdict
+
+
+@pytest.mark.usefixtures("gpu")
+def test_sleep_is_held_against_the_weights_of_now() -> None:
+    """Steps were taken since the first sync: the engine holds what was sent last."""
+    moved = manifest("trainer", {"lm_head.weight": replace(manifest("x").tensors["lm_head.weight"], digest="later")})
+
+    class Later(FakeBench):
+        synced = manifest("trainer")
+
+    bench = Later(engine=Sleeper(held=moved))
+    bench.trainer.exported = moved
+    assert RUN["sleep_levels"](bench).verdict == Verdict.PASS
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_replay_that_gives_no_number_fails() -> None:
+    bench = FakeBench()
+    bench.engine.generate = lambda prompts, seeds, sampling: [[sample(p.group_id)] for p in prompts]
+    scored = iter([0.5, 0.5, np.nan, *[0.5] * 8])  # not the first, which max() would keep
+    bench.engine.score = lambda sequences, at_once: [np.full(len(s), next(scored), np.float32) for s in sequences]
+    assert RUN["cuda_graphs"](bench).verdict == Verdict.FAIL
+
+
+@pytest.mark.usefixtures("gpu")
+def test_fp8_that_gives_no_number_fails() -> None:
+    bench = FakeBench(config=config(vllm={"quantization": "fp8"}), policy=lambda at: float("nan"))
+    assert RUN["fp8"](bench).verdict == Verdict.FAIL

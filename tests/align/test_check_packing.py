@@ -42,3 +42,14 @@ def test_bfloat16_rounding_is_a_warning(net):
     assert CHECK.run(bench).verdict == Verdict.WARN
     bench.trainer.spoil = lambda values, before, size: values + np.float32(0.6 * (size > 1))
     assert CHECK.run(bench).verdict == Verdict.FAIL
+
+
+def test_one_sample_is_packed_with_itself(net):
+    """A rollout of one answer: a leak from the neighbour before shows all the same."""
+    bench = two_sides(net)
+    bench.batch = bench.batch.select([0])
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.PASS
+    assert found.measured.startswith("3 variants of 1 samples")
+    bench.trainer.spoil = lambda values, before, size: values + np.float32(1e-2 * (before > 0))
+    assert CHECK.run(bench).verdict == Verdict.FAIL

@@ -58,3 +58,12 @@ def test_a_cache_that_is_never_hit_is_not_tested(net):
     bench = two_sides(net)
     bench.engine._look_up = lambda ids: False
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_rounding_of_bfloat16_is_a_warning_with_a_next_step(net):
+    bench = two_sides(net, dtype="bfloat16")
+    bench.engine.cache_error = 0.1
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.WARN
+    assert "computed against cached" in found.cause
+    assert "enable_prefix_caching = false" in found.next_step

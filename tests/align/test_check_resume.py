@@ -86,3 +86,9 @@ def test_a_wide_gap_of_bfloat16_is_a_warning_with_a_next_step(tmp_path):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.WARN
     assert "float32" in found.next_step
+
+
+def test_no_sampled_token_after_the_resume(tmp_path):
+    batch = stepped(tmp_path / "own").found.batch
+    found = changed(tmp_path, batch=replace(batch, loss_mask_T=batch.loss_mask_T & False))
+    assert (found.verdict, found.cause) == (Verdict.NOT_TESTED, "no sampled token in the rollout after the resume")

@@ -149,3 +149,13 @@ def test_routing_of_ranks_is_joined():
     assert found.layers == LAYERS
     assert np.array_equal(found.experts_TMK, whole.experts_TMK)
     assert np.array_equal(found.margins_TM, whole.margins_TM)
+
+
+def test_a_margin_that_is_no_number_is_no_tie():
+    other = logits_of()
+    other[5, 1, routed(other).experts_TMK[5, 1, 0]] = -9.0
+    trainer, engine = routed(logits_of()), routed(other)
+    trainer.margins_TM[5, 1] = engine.margins_TM[5, 1] = 0.0
+    assert CHECK.run(bench(trainer, engine)).verdict == Verdict.PASS  # a tie, where log-probs agree
+    engine.margins_TM[5, 1] = np.nan
+    assert CHECK.run(bench(trainer, engine)).verdict == Verdict.FAIL

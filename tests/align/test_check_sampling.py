@@ -53,6 +53,7 @@ def test_greedy_is_compared_at_temperature_1_and_said(net):
     """A03"""
     bench = two_sides(net, 0.7)
     bench.engine.options["temperature"] = 0.0
+    bench.is_live = False
     found = CHECK.run(bench)
     assert found.verdict == Verdict.PASS
     assert "greedy: log-probs of temperature 1" in found.measured
@@ -136,3 +137,13 @@ def test_weights_of_a_later_step_and_nothing_sampled_are_not_tested(net):
     bench = two_sides(net)
     bench.batch.loss_mask_T[:] = False
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_a_live_engine_that_is_greedy_where_the_run_is_not(net):
+    """A record may be greedy on purpose; an engine that samples for the run may not."""
+    bench = two_sides(net)
+    bench.batch  # noqa: B018
+    bench.engine.options["temperature"] = 0.0
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "temperature = 0" in found.measured

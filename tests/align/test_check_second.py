@@ -112,6 +112,17 @@ def test_without_an_update_nothing_is_tested(tmp_path):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.NOT_TESTED
     assert found.cause.endswith("refused")
+    bench.change_first(after=replace(at, version=1))  # as after a step that was skipped by rule: counted, not taken
+    assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_certain_facts_follow_from_fewer_checks_than_a_gap(tmp_path):
+    """A wrong temperature explains log-probs that are apart, and never tensors that were not sent."""
+    stale = with_gap(stepped(tmp_path / "a"), 1e-7, held=manifest(1, "a0", "b0"))
+    assert stale.explained_by == ("loaded", "names", "weights", "buffers")
+    apart = with_gap(stepped(tmp_path / "b"), 0.2)
+    assert apart.verdict == Verdict.FAIL
+    assert apart.explained_by is None
 
 
 def test_engines_that_hold_no_whole_tensors(tmp_path):
@@ -127,3 +138,9 @@ def test_no_sampled_token(tmp_path):
     batch = bench.second.batch
     bench.change_second(batch=replace(batch, loss_mask_T=batch.loss_mask_T & False))
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_rounding_after_a_first_rollout_that_agreed_to_the_bit_is_no_rise(tmp_path):
+    bench = stepped(tmp_path)
+    bench.first = learned(bench.config, tmp_path / "first", 0, 0, gap=0.0)
+    assert with_gap(bench, 7e-7).verdict == Verdict.PASS

@@ -108,3 +108,25 @@ def test_ids_that_another_encoding_would_change_are_said(net):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.PASS
     assert "16 of 16 responses would be other ids" in found.evidence[0]
+
+
+def test_no_number_fits_nowhere(net):
+    """Log-probs that are nan stand at no token, their own included."""
+    bench = two_sides(net)
+    bench.damage = lambda batch: batch.rollout_log_probs_T.fill(np.nan) or batch
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.NOT_TESTED
+    assert found.measured == "shift 0 fits best in 0 of 16 samples"
+
+
+def test_answers_of_one_token_are_judged_by_their_gap_alone(net):
+    bench = two_sides(net, max_response_len=1)
+    assert CHECK.run(bench).verdict == Verdict.PASS
+    bench = two_sides(net, max_response_len=1)
+
+    def lower(batch):
+        batch.rollout_log_probs_T -= np.float32(1e-2) * batch.loss_mask_T
+        return batch
+
+    bench.damage = lower
+    assert CHECK.run(bench).verdict == Verdict.NOT_TESTED

@@ -30,7 +30,15 @@ def test_equal_on_both_ends_passes_and_says_that_the_checkpoint_is_the_same() ->
 
 
 def test_what_is_not_read_back_is_not_claimed() -> None:
-    assert run(synced(held=None)).measured == "engine 0 received: 47 of 47 tensors"
+    result = run(synced(held=None))
+    assert result.measured == "engine 0 received: 47 of 47 tensors"
+    assert result.evidence[1].startswith("what engine 0 holds is not read back")
+
+
+def test_engines_that_say_nothing_are_not_tested() -> None:
+    bench = synced()
+    bench.engine.sides = {}
+    assert run(bench).verdict == Verdict.NOT_TESTED
 
 
 def test_a_tensor_that_changed_on_the_way_and_one_that_is_stored_wrongly() -> None:

@@ -1,5 +1,7 @@
 """Without advantages there is no gradient; nothing moves, and nothing else is in it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from stepped import stepped
@@ -67,4 +69,11 @@ def test_a_trainer_that_refuses_its_data(tmp_path):
         raise CheckFailed("sample 0/1 (0 of 5 tokens)")
 
     bench.trainer.step = step
+    assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def test_no_trained_token(tmp_path):
+    bench = stepped(tmp_path)
+    data = bench.first.data
+    bench.change_first(data=replace(data, loss_weight_T=np.zeros_like(data.loss_weight_T)))
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED

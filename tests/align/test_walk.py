@@ -51,6 +51,17 @@ def test_a_failure_is_explained_by_one_that_comes_later_where_it_says_so() -> No
     assert [c.name for c in report.findings] == ["b"]
 
 
+def test_a_result_may_leave_fewer_explanations_than_its_check() -> None:
+    def fails(bench) -> CheckResult:
+        return CheckResult("c", Verdict.FAIL, explained_by=("b",))
+
+    late = check("c", "3", run=fails, explained_by=("a", "b"))
+    report = walk([check("a", "1", Verdict.FAIL), late], FakeBench())
+    assert [c.name for c in report.findings] == ["a", "c"]
+    report = walk([check("a", "1", Verdict.FAIL), check("b", "2", Verdict.FAIL), late], FakeBench())
+    assert report.checks[2].follows == "b"
+
+
 def test_a_failure_that_an_earlier_one_explains_is_no_finding() -> None:
     checks = [
         check("a", "1", Verdict.FAIL),
@@ -112,8 +123,7 @@ def test_the_report_in_words_and_as_plain_data() -> None:
     assert list(summary.told(report, checks)) == [
         "FAIL 1 a: title of a", "  measured: 1 of 2 (limit: 0)", "  | look here", "  likely:   a cause",
         "  try:      a step", "",
-        "FAIL 2 b: title of b", "  follows from a", "  measured: 1 of 2 (limit: 0)", "  | look here",
-        "  likely:   a cause", "  try:      a step", "",
+        "FAIL 2 b, follows from a: 1 of 2", "",
     ]  # fmt: skip
     found = json.loads(json.dumps(summary.as_dict(report, checks)))
     assert (found["verdict"], found["counts"], found["findings"]) == ("FAIL", {"FAIL": 2, "PASS": 1}, ["a"])

@@ -241,9 +241,10 @@ def rise(first: Gap, second: Gap, band: Band) -> str:
     """What speaks for a gap that grows from step to step (case A06): "" for none.
 
     A gap grows where something stays behind the updates: cached keys, a tensor that is not sent. Healthy gaps stay
-    where they are, though a rounded one may double: a rise counts from 3 times the mean on, and a tenth of the limit.
+    where they are, though a rounded one may double: a rise counts from 3 times the mean on, and from a mean of a tenth
+    of the limit. (One token of a first rollout may agree to the last bit, and one of a second be off by three.)
     """
-    if second.mean > RISE * first.mean and second.max > band.pass_max / 10:
+    if second.mean > max(RISE * first.mean, band.pass_max / 10):
         return f"mean |{second.names[0]} - {second.names[1]}| went from {first.mean:.2g} to {second.mean:.2g}"
     return ""
 

@@ -23,7 +23,7 @@ class Check:
     run       the check itself
     is_live   it needs a live engine; with ``--from-record`` it is skipped
     of_trainer     it asks for the trainer and files alone: a walk of such checks starts no engine
-    explained_by   checks whose failure explains a failure of this one
+    explained_by   checks whose failure explains a failure of this one, unless its result says which do
     """
 
     name: str
@@ -44,11 +44,14 @@ class Check:
 
 
 def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> list[Check]:
-    """The checks that are asked for, in their order. UsageError for a name or step that is none."""
+    """The checks that are asked for, in their order. UsageError for a name that is none, and where none is left."""
     if unknown := [name for name in (*only, *skip) if not any(_is_one_of(check, [name]) for check in checks)]:
         names = ", ".join(f"{check.step} {check.name}" for check in checks)
         raise UsageError(f"{unknown[0]!r} is no check", f"known: {names}")
-    return [c for c in checks if (not only or _is_one_of(c, only)) and not _is_one_of(c, skip)]
+    found = [c for c in checks if (not only or _is_one_of(c, only)) and not _is_one_of(c, skip)]
+    if not found:
+        raise UsageError("no check is left: --skip names every one that --only asks for", "--list names the checks")
+    return found
 
 
 def _is_one_of(check: Check, names: Sequence[str]) -> bool:
@@ -94,4 +97,5 @@ def _explanation(check: Check, result: CheckResult, others: Sequence[CheckResult
     if result.verdict != Verdict.FAIL or result.follows:
         return result.follows
     failed: Iterator[str] = (r.name for r in others if r.verdict == Verdict.FAIL and not r.follows)
-    return next((name for name in failed if name in check.explained_by), "")
+    known = check.explained_by if result.explained_by is None else result.explained_by
+    return next((name for name in failed if name in known), "")

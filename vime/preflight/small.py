@@ -53,6 +53,7 @@ def small_walk(config: Config, size: Size, recorded: int | None = None) -> dict[
         "train.num_warmup_steps": 0,
         "train.lr_schedule": "constant",
         "train.min_lr": 0.0,
+        "train.nan_policy": "stop",  # a gradient that is no number is a finding, and no step to be left out
         "algo.log_ref": True,
         "eval.interval": 0,
         "eval.prompts": [],

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from vime.align.bench import Bench, Learned, OneProcess
+from vime.align.checks.second import differing
 from vime.align.folders import gaps_of, holders_of
 from vime.align.plots import bars
 from vime.align.rounds import MADE_UP
@@ -21,6 +22,8 @@ NAME = "gradients"
 DRAWN = 20
 CERTAIN, MOST = 0.1, 0.9
 """Mean 1 - p below which limits widen; no limit of a relative distance reaches 1, where nothing is tested."""
+OF_THE_BACKWARD = ("loaded", "determinism")
+"""What may explain gradients that differ although the weights and the log-probs of the forward do not."""
 SHARDED = "parallel.distributed_optimizer keeps only shards of the gradients; loss and grad_norm alone are compared"
 
 
@@ -31,12 +34,14 @@ def run(bench: Bench) -> CheckResult:
     if first.stats.is_skipped:
         return CheckResult(NAME, Verdict.NOT_TESTED, cause=f"the step was skipped: {first.stats.skip_reason}")
     other = bench.reference_gradients()
-    if changed := [n for n, e in other.before.tensors.items() if first.before.tensors[n].digest != e.digest]:
+    if changed := differing(other.before, first.before):
         return _other_weights(bench, other, changed)
     allowed = _allowed(bench, first)
     if allowed.gradients >= MOST:
         cause = f"the model is certain of every token (mean 1 - p {_doubt(first):.2g}): the gradient is rounding"
         return CheckResult(NAME, Verdict.NOT_TESTED, "", _limit(allowed), cause=cause)
+    if other.record.steps[0].is_skipped:
+        return _skipped_alone(other, first, allowed)
     rows = _rows(bench, first, other, allowed)
     failed = [row for row in rows.values() if row.verdict == Verdict.FAIL]
     if failed:
@@ -103,6 +108,14 @@ def _refused(first: Learned) -> CheckResult:
     )  # fmt: skip
 
 
+def _skipped_alone(other: OneProcess, first: Learned, allowed: Limits) -> CheckResult:
+    return CheckResult(
+        NAME, Verdict.FAIL, f"{other.layout} skipped the step that the run took: {first.stats.loss:.6g} is the run's "
+        "loss", _limit(allowed), (), "the loss or a gradient of one process is no number, or it has nothing to train "
+        "on", "vime replay --vs one on a record of this rollout repeats the comparison",
+    )  # fmt: skip
+
+
 def _other_weights(bench: Bench, other: OneProcess, changed: list[str]) -> CheckResult:
     lines = tuple(f"{name} ({_holders(bench)(name)})" for name in changed[:3])
     return CheckResult(
@@ -131,6 +144,7 @@ def _differs(
         "vime replay --vs one on a record of this rollout repeats the comparison; change one size of parallel.* at a "
         "time to see which sum is wrong",
         numbers=_numbers(rows, allowed),
+        explained_by=None if rows["log_probs"].verdict == Verdict.FAIL else OF_THE_BACKWARD,
     )
 
 
@@ -169,7 +183,7 @@ def _numbers(rows: dict[str, Row], allowed: Limits) -> dict[str, object]:
 CHECK = Check(
     name=NAME,
     step="10",
-    title="gradients are those of one process",
+    title="the gradients are those of one process, parameter by parameter",
     guide="first step, 3: bugs of Megatron and its kernels show in the gradient",
     run=run,
     explained_by=("loaded", "determinism", "sampling", "shapes", "packing", "names", "weights", "routing"),

@@ -10,6 +10,7 @@ import numpy as np
 from vime import device
 from vime.align.bench import Bench
 from vime.align.gap import Band, Gap
+from vime.align.generation import PLAIN
 from vime.align.walk import Check
 from vime.types import CheckResult, Prompt, Sample, Verdict
 from vime.weights.manifest import compare
@@ -39,7 +40,7 @@ def on_gpu(name: str, instead: str, run: Callable[[Bench], CheckResult]) -> Call
 def _sleep_levels(bench: Bench) -> CheckResult:
     """Memory really freed by vLLM's allocator; weights bitwise as before, after level 2 by a sync."""
     name, engine = "sleep_levels", bench.engine
-    sent = bench.synced
+    sent = bench.sync()  # steps were taken since the first sync
     wrong, lines = [], []
     for level in (1, 2):
         before = _device_bytes(bench)
@@ -76,7 +77,8 @@ def _transformer_engine(bench: Bench) -> CheckResult:
     attention = str(bench.trainer.describe().get("attention", ""))
     asked = bench.config.megatron.transformer.get("attention_backend", "auto")
     batch = bench.batch
-    gap = Gap.of(batch, bench.log_probs_T, bench.trainer.log_probs(batch), names=("first", "second"))
+    twice = [bench.trainer.log_probs(batch) for _ in range(2)]  # both now: steps were taken since the first pass
+    gap = Gap.of(batch, twice[0], twice[1], names=("first", "second"))
     measured = f"{attention} (asked: {asked}); the same forward twice: max {gap.max:.2g}"
     evidence = gap.worst_tokens(bench.tokenizer) if gap.max else ()
     flash = "megatron.transformer.attention_backend=flash; NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"
@@ -97,20 +99,21 @@ def _cuda_graphs(bench: Bench) -> CheckResult:
     name = "cuda_graphs"
     if bench.config.vllm.get("enforce_eager"):
         return CheckResult(name, Verdict.SKIP, cause="vllm.enforce_eager = true: there are no graphs")
-    bench.synced  # noqa: B018 - the weights that are meant
-    band = Band.of_bench(bench)
+    bench.sync()  # a colocated step leaves the engines without weights
+    band = Band.of_bench(bench, 1.0)
     prompts = [_prompt(bench, row) for row in range(len(bench.batch))]
     worst: dict[int, float] = {}
     for size in BATCH_SIZES:
         chosen = [prompts[i % len(prompts)] for i in range(size)]
-        answers = bench.engine.generate(chosen, [[seed] for seed in range(size)], {"temperature": 1.0})
-        worst[size] = max((_distance(bench, group[0]) for group in answers), default=0.0)
+        answers = bench.engine.generate(chosen, [[seed] for seed in range(size)], PLAIN)
+        worst[size] = float(np.max([_distance(bench, group[0]) for group in answers]))
     measured = ", ".join(f"{size} at once: max {value:.2g}" for size, value in worst.items())
     numbers: dict[str, Any] = {"max_by_batch_size": {str(size): value for size, value in worst.items()}}
-    if max(worst.values()) <= band.pass_max:
+    largest = float(np.max(list(worst.values())))  # nan where one is
+    if largest <= band.pass_max:
         return CheckResult(name, Verdict.PASS, measured, band.reason, numbers=numbers)
     return CheckResult(
-        name, Verdict.FAIL if max(worst.values()) > band.fail_max else Verdict.WARN, measured, band.reason, (),
+        name, Verdict.WARN if largest <= band.fail_max else Verdict.FAIL, measured, band.reason, (),
         "decoding with CUDA graphs computes otherwise than without; padded sizes alone: the padding of the replay",
         "vllm.enforce_eager=true, or another vllm.compilation_config.cudagraph_mode", numbers=numbers,
     )  # fmt: skip
@@ -145,7 +148,8 @@ def _fp8(bench: Bench) -> CheckResult:
     if gap.mean <= FP8_MEAN:
         return CheckResult(name, Verdict.PASS, measured, limit, numbers=gap.numbers())
     return CheckResult(
-        name, Verdict.WARN, measured, limit, gap.worst_tokens(bench.tokenizer),
+        name, Verdict.WARN if np.isfinite(gap.mean) else Verdict.FAIL, measured, limit,
+        gap.worst_tokens(bench.tokenizer),
         "fp8 on one side rounds as the other does not" if bool(engine) != bool(trainer) else "fp8 scales differ",
         "fp8 on both sides or on none; importance sampling corrects for what is left", numbers=gap.numbers(),
     )  # fmt: skip

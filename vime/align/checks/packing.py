@@ -104,11 +104,11 @@ def _prefix(sample: Sample) -> Sample:
 
 
 def _neighbours(bench: Bench, batch: RolloutBatch, rows: list[int], alone: dict[int, np.ndarray]) -> Iterator[Variant]:
-    """Each sample in one pack after each other, and before it."""
+    """Each sample in one pack after each other, and before it; one that is the only one, beside itself."""
     how = Forward(max_tokens_per_micro_batch=LARGEST)
     for first in rows:
         for second in rows:
-            if first == second:
+            if first == second and len(rows) > 1:
                 continue
             values = _pair(bench, batch, (first, second), how)
             names = name_of(batch, first), name_of(batch, second)
@@ -131,7 +131,7 @@ def _size(ours: np.ndarray, theirs: np.ndarray) -> float:
 CHECK = Check(
     NAME,
     "8g",
-    "packing",
+    "the trainer: packed as alone",
     "a sample has the same log-probs alone, cut short, and packed before or after others",
     run,
     explained_by=("determinism",),

@@ -48,6 +48,8 @@ def _said(found: Resumed) -> tuple[str, str]:
     total = len(found.saved.tensors)
     moved = len(differing(found.saved, found.moved))
     untested = "" if moved else "no weight changed between saving and loading: loading had nothing to do"
+    if not found.batch.loss_mask_T.any():
+        untested = "no sampled token in the rollout after the resume"
     held = "what the engine holds not tested (rollout.engine_tp > 1)" if found.held is None else f"engine {total}"
     return f"{moved} tensors had moved on, of {total} the trainer has back {total}, {held}", untested
 
@@ -113,7 +115,7 @@ def _differing(batch: RolloutBatch, before_T: np.ndarray, after_T: np.ndarray) -
 CHECK = Check(
     name=NAME,
     step="12",
-    title="the first generation after a resume",
+    title="the first generation after a resume uses the resumed weights",
     guide="second step: is it loaded rightly?",
     run=run,
     is_live=True,

@@ -57,10 +57,10 @@ class Experts:
         return float(np.nanmax(np.abs(np.concatenate(margins)))) if margins else float("nan")
 
     def is_beyond_rounding(self, dtype: str) -> bool:
-        """Whether either side preferred other experts at such a place by more than a tie."""
+        """Whether either side preferred other experts at such a place by more than a tie, or by what is no number."""
         ties_M = np.array([tie_of(dtype, layer) for layer in self.trainer.layers])
         margins = [r.margins_TM for r in (self.trainer, self.engine) if r.margins_TM is not None]
-        return any(bool(((np.abs(own_TM) > ties_M) & self.first_TM).any()) for own_TM in margins)
+        return any(bool((~(np.abs(own_TM) <= ties_M) & self.first_TM).any()) for own_TM in margins)
 
     @cached_property
     def is_touched_T(self) -> np.ndarray:
@@ -173,7 +173,7 @@ def _margins(found: Experts, t: int, m: int) -> str:
 CHECK = Check(
     NAME,
     "8j",
-    "experts of every token",
+    "both send every token to the same experts",
     "a mixture of experts: the engine and the trainer send each token to the same ones",
     run,
     is_live=True,

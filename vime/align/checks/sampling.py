@@ -63,7 +63,8 @@ def _differing(bench: Bench) -> Iterator[str]:
     file = generation_config(bench)
     for name in ("temperature", *NEUTRAL):
         value = getattr(own, name)
-        if name in options and float(options[name]) != float(value) and not _is_greedy(name, options):
+        is_greedy = not bench.is_live and _is_greedy(name, options)
+        if name in options and float(options[name]) != float(value) and not is_greedy:
             origin = "generation_config.json" if file.get(name) == options[name] else origins.get(name, "unknown")
             yield f"{who} with {name} = {options[name]} (from {origin}), the run says {value}"
 
@@ -84,7 +85,7 @@ def _is_greedy(name: str, options: Mapping[str, Any]) -> bool:
 CHECK = Check(
     NAME,
     "8a",
-    "sampling semantics",
+    "engine and trainer mean one distribution: temperature, top-p, penalties",
     "engine and trainer log-probs are of one distribution: temperature, top-p and top-k, penalties, raw or processed",
     run,
     explained_by=("loaded", "weights", "buffers"),

@@ -11,6 +11,8 @@ from vime.types import CheckResult, Verdict, WeightManifest
 
 NAME = "second"
 SHOWN = 3
+OF_THE_WEIGHTS = ("loaded", "names", "weights", "buffers")
+"""What may explain tensors or versions that are wrong: nothing that makes log-probs differ alone."""
 
 
 def run(bench: Bench) -> CheckResult:
@@ -31,9 +33,11 @@ def run(bench: Bench) -> CheckResult:
     if stale.wrong or not _is_version_right(first, second) or unmoved or verdict == Verdict.FAIL:
         worst = gaps[1].worst_tokens(bench.tokenizer) if verdict != Verdict.PASS else ()
         measured, cause, next_step = _failed(first, second, stale, unmoved, gaps[1])
+        is_certain = stale.wrong or not _is_version_right(first, second) or unmoved
         return CheckResult(
-            NAME, Verdict.FAIL, measured, band.reason, (*evidence, *worst), cause, next_step, numbers=numbers
-        )
+            NAME, Verdict.FAIL, measured, band.reason, (*evidence, *worst), cause, next_step, numbers=numbers,
+            explained_by=OF_THE_WEIGHTS if is_certain else None,
+        )  # fmt: skip
     measured = f"v{second.before.version}: {stale.equal}; engine - trainer {gaps[1]}"
     if rising := rise(gaps[0], gaps[1], band):
         return CheckResult(
@@ -42,7 +46,7 @@ def run(bench: Bench) -> CheckResult:
             "vllm.enable_prefix_caching = false; watch train/train_rollout_logprob_abs_diff over more rollouts",
             numbers=numbers,
         )  # fmt: skip
-    if not first.stats.is_skipped or first.before != first.after:
+    if not first.stats.is_skipped or differing(first.before, first.after):
         return CheckResult(NAME, verdict, measured, band.reason, evidence, *wide(verdict), numbers=numbers)
     cause = f"no update lies between the two rollouts: {first.refused or first.stats.skip_reason}"
     return CheckResult(NAME, Verdict.NOT_TESTED, measured, band.reason, evidence, cause, numbers=numbers)

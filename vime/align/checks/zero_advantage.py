@@ -37,6 +37,8 @@ def run(bench: Bench) -> CheckResult:
     if bench.first.refused:
         cause = f"the trainer refuses the step, see the check gradients: {bench.first.refused}"
         return CheckResult(NAME, Verdict.NOT_TESTED, cause=cause)
+    if not np.any(bench.first.data.loss_weight_T):
+        return CheckResult(NAME, Verdict.NOT_TESTED, cause="no trained token in the first step")
     data = zero_data(bench)
     try:
         zeros = [_taken(bench, "every advantage 0", data)]
