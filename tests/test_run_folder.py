@@ -1,6 +1,7 @@
 """The run folder: which checkpoints are there, and which stay."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,19 @@ def test_a_folder_holds_one_run(folder):
     assert names(folder) == []
     assert not folder.metrics.exists()
     assert "overwrite = true" in folder.config.read_text()
+
+
+def test_a_new_run_does_not_empty_the_records_it_reads(folder):
+    record = Path(folder.records.format(rollout_id=0))
+    record.parent.mkdir()
+    record.write_text("")
+    ours = load([], ["model.path=m", 'data.prompts=["p.jsonl"]', "run.overwrite=true"])
+    folder.begin(ours, resume=True)
+    with pytest.raises(UsageError, match="a new run empties it, and the records"):
+        folder.begin(ours, resume=False, template=folder.records)
+    assert record.exists()
+    folder.begin(ours, resume=False)
+    assert not record.exists()
 
 
 def test_two_runs_at_the_same_time_do_not_write_to_one_folder(folder):

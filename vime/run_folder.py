@@ -102,20 +102,31 @@ class RunFolder:
                 ) from error
             yield
 
-    def begin(self, loaded: Loaded, resume: bool) -> None:
-        """Create the folder (or empty it, with ``run.overwrite``) and write what the run is."""
+    def begin(self, loaded: Loaded, resume: bool, template: str | None = None) -> None:
+        """Create the folder (or empty it, with ``run.overwrite``) and write what the run is.
+
+        ``template``: records that the run reads, beside ``debug.load_rollout_data``; they are never emptied.
+        """
         if not resume and self.config.exists():
             if self.has_results() and not loaded.config.run.overwrite:
                 raise UsageError(
                     f"run.dir = {str(self.path)!r} already holds a run",
                     "choose another run.name or run.dir, resume it with --resume, or set run.overwrite=true",
                 )
+            self._require_outside(template or loaded.config.debug.load_rollout_data)
             for child in ("checkpoints", "eval", "hf", "tensorboard", "rollouts"):
                 shutil.rmtree(self.path / child, ignore_errors=True)
             for file in (self.metrics, self.report, self.page):
                 file.unlink(missing_ok=True)
         write_text(self.config, to_toml(loaded.config))
         write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
+
+    def _require_outside(self, template: str | None) -> None:
+        if template is not None and Path(self.records).parent.resolve() == Path(template).parent.resolve():
+            raise UsageError(
+                f"run.dir = {str(self.path)!r}: a new run empties it, and the records {template} lie in it",
+                "choose another run.dir, or move the records",
+            )
 
 
 def num_rollouts_of(checkpoint: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,8 @@ def _sides(is_bisection: bool, given: dict[str, str | None]) -> tuple[str, str] 
     from vime.preflight.sides import two_sides
 
     if is_bisection:
+        if (name := given["--sample"]) is not None and re.fullmatch(r"\d+/\d+", name, re.ASCII) is None:
+            raise UsageError(f"--sample {name}: is not GROUP/INDEX", "for example --sample 0/1")
         return two_sides(given["--of"], given["--against"])
     if lost := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"{lost[0]} {given[lost[0]]}: belongs to --bisect", "add --bisect")

@@ -76,7 +76,7 @@ def align_check(*, loaded: Loaded, console: Progress, asked: Asked) -> Aligned:
     folder = RunFolder(Path(loaded.config.run_dir))
     with ExitStack() as stack:
         stack.enter_context(folder.held())
-        folder.begin(loaded, resume=False)
+        folder.begin(loaded, resume=False, template=asked.template)
         stack.enter_context(console)
         stack.enter_context(ends_in_order())
         faults = [name for name in loaded.config.debug.inject if name in FAULTS and not FAULTS[name].is_early]

@@ -23,13 +23,14 @@ from vime.align.summary import as_dict, plain
 from vime.align.walk import Check
 from vime.backends.vllm.arguments import max_model_len, read_model_config
 from vime.config.load import Loaded
+from vime.data.tokenizer import load_tokenizer, tokenizer_digest
 from vime.errors import UsageError, VimeError
 from vime.log import Progress
 from vime.metrics import Metrics
 from vime.observe import Observer
-from vime.preflight.against import rollout_ids
 from vime.preflight.sides import ENGINE, TRAINER
-from vime.record.recorded import RecordedRollouts
+from vime.record.files import record_files
+from vime.record.reader import read
 from vime.run_folder import RunFolder, versions, write_text
 from vime.runs.bench import LiveBench
 from vime.runs.ending import ends_in_order
@@ -115,10 +116,12 @@ CHECK = Check(
 
 def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
     """Start what takes part, compare, end everything. Faults of ``debug.inject`` are planted after the rollout."""
+    _require(loaded.config.debug.inject)
+    recorded = None if asked.template is None else _recorded(loaded, asked)
     folder = RunFolder(Path(loaded.config.run_dir))
     with ExitStack() as stack:
         stack.enter_context(folder.held())
-        folder.begin(loaded, resume=False)
+        folder.begin(loaded, resume=False, template=asked.template)
         stack.enter_context(console)
         stack.enter_context(ends_in_order())
         faults = tuple(loaded.config.debug.inject)
@@ -132,7 +135,7 @@ def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())
         bench = LiveBench(loaded, scratch, observer, stack, asked.wants_engines)
-        sample = _sample(bench, asked, faults)
+        sample = _sample(bench, asked, recorded, faults)
         found = _compared(bench, asked, sample.token_ids)
         result = result_of(found, sample, bench.tokenizer, loaded.config.model.dtype)
     environment = {"model": loaded.config.model.path, "dtype": loaded.config.model.dtype, **versions()}
@@ -148,10 +151,19 @@ def _with_own(loaded: Loaded, records: str | None) -> Loaded:
 # ---------------------------------------------------------------- the tokens
 
 
-def _sample(bench: LiveBench, asked: Asked, faults: Sequence[str]) -> Sample:
+def _require(faults: Sequence[str]) -> None:
+    """UsageError for a fault that no output of a module shows."""
+    for name in faults:
+        if name in FAULTS and FAULTS[name].place in (Place.SYNC, Place.ANSWERS):
+            raise UsageError(
+                f"--inject {name}: no module output shows it", "leave --bisect out: the walk's checks see it"
+            )
+
+
+def _sample(bench: LiveBench, asked: Asked, recorded: RolloutBatch | None, faults: Sequence[str]) -> Sample:
     """The sequence that is compared. By then the engine holds the trainer's weights, and the faults are planted."""
     _plant(bench, [name for name in faults if name in EXPORT_FAULTS])
-    batch = _batch(bench, asked)
+    batch = _batch(bench, asked, recorded)
     _plant(bench, [name for name in faults if name not in EXPORT_FAULTS])
     row = _row(bench, asked, batch)
     sample = batch.sample(row)
@@ -166,17 +178,21 @@ def _sample(bench: LiveBench, asked: Asked, faults: Sequence[str]) -> Sample:
     return sample
 
 
-def _batch(bench: LiveBench, asked: Asked) -> RolloutBatch:
-    if asked.template is None:
+def _recorded(loaded: Loaded, asked: Asked) -> RolloutBatch:
+    """The recorded rollout, before anything starts. UsageError where it does not have the sample, or other tokens."""
+    assert asked.template is not None
+    path = record_files(asked.template, asked.ids, "--from-record")[0].path
+    batch = read(path, tokenizer_digest=tokenizer_digest(load_tokenizer(loaded.config.model.path)))
+    _require_sample(asked.sample, batch)
+    return batch
+
+
+def _batch(bench: LiveBench, asked: Asked, recorded: RolloutBatch | None) -> RolloutBatch:
+    if recorded is None:
         return bench.batch
-    first = 0 if asked.ids is None else rollout_ids(asked.template, asked.ids).start
-    records = RecordedRollouts(asked.template)
-    if asked.ids is None and records.ids():
-        first = min(records.ids())
-    batch = records.produce(first)
     if ENGINE in (asked.one, asked.other):
         bench.synced  # noqa: B018 - the engine gets the trainer's weights
-    return batch
+    return recorded
 
 
 def _plant(bench: LiveBench, faults: Sequence[str]) -> None:
@@ -186,19 +202,22 @@ def _plant(bench: LiveBench, faults: Sequence[str]) -> None:
             said = bench.trainer.plant(name)
         elif place == Place.ENGINE:
             said = bench.engine.plant(name)
-        elif place in (Place.CHECKPOINT, Place.PROMPTS):
-            continue  # planted before anything was read
         else:
-            raise UsageError(f"--inject {name}: is planted {place.value}-wise, which no module output shows")
+            continue  # planted before anything was read
         bench.observer.progress.warn(f"PLANTED FAULT {name}: {said}")
 
 
-def _row(bench: LiveBench, asked: Asked, batch: RolloutBatch) -> int:
+def _require_sample(name: str | None, batch: RolloutBatch) -> int:
+    """The row of ``GROUP/INDEX``, 0 for None. UsageError where it is none of the rollout's."""
     names = [f"{group}/{index}" for group, index in zip(batch.group_ids_N, batch.indices_N, strict=True)]
+    if name is not None and name not in names:
+        raise UsageError(f"--sample {name}: is not in the rollout", f"there are {', '.join(names[:20])}")
+    return 0 if name is None else names.index(name)
+
+
+def _row(bench: LiveBench, asked: Asked, batch: RolloutBatch) -> int:
     if asked.sample is not None:
-        if asked.sample not in names:
-            raise UsageError(f"--sample {asked.sample}: is not in the rollout", f"there are {', '.join(names[:20])}")
-        return names.index(asked.sample)
+        return _require_sample(asked.sample, batch)
     if {asked.one, asked.other} != {TRAINER, ENGINE}:
         return 0
     try:
