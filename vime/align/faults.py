@@ -16,7 +16,7 @@ from vime.errors import UsageError
 if TYPE_CHECKING:
     from vime.config.schema import Config
 
-AT_LEAST = re.compile(r"([\w.]+) >= (\d+)")
+NEEDS = re.compile(r"([\w.]+) (>=|!=) (\d+)")
 
 
 class Place(StrEnum):
@@ -92,9 +92,16 @@ FAULTS: dict[str, Fault] = {
     "stale-engine": _of_walk(Place.SYNC, "second", "a later sync says that it is done and sends nothing"),
     "stale-prefix-cache": _of_walk(Place.ENGINE, "prefix_cache", "keys and values of the old weights stay cached"),
     "lost-buffer": _of_walk(Place.ENGINE, "buffers", "a buffer is lost when the engine sleeps"),
-    "one-sided-temperature": _of_walk(_TRAINER, "sampling", "the trainer leaves the temperature out"),
+    "one-sided-temperature": _of_walk(
+        _TRAINER, "sampling", "the trainer leaves the temperature out", "rollout.sampling.temperature != 1"
+    ),
     "top-p": _of_walk(Place.ENGINE, "sampling", "the engine samples with top_p = 0.8"),
-    "raw-log-probs": _of_walk(Place.ENGINE, "sampling", "the engine reports log-probs before temperature"),
+    "raw-log-probs": _of_walk(
+        Place.ENGINE,
+        "sampling",
+        "the engine reports log-probs before temperature",
+        "rollout.sampling.temperature != 1",
+    ),
     "generation-config": _of_walk(Place.ENGINE, "sampling", "generation_config.json adds a repetition penalty of 1.3"),
     "shifted-log-probs": _of_walk(Place.ANSWERS, "tokens", "log-probs stand one token late"),
     "exchanged-log-probs": _of_walk(Place.ANSWERS, "tokens", "one sample has the log-probs of another"),
@@ -119,13 +126,20 @@ def is_in_engine(name: str) -> bool:
     return name in FAULTS and FAULTS[name].place == Place.ENGINE and not FAULTS[name].is_of_walk
 
 
-def require(name: str, config: Config) -> None:
-    """UsageError where the layout of ``config`` has no place for the fault (``needs``: ``KEY >= NUMBER``)."""
-    found = AT_LEAST.fullmatch(FAULTS[name].needs)
+def unmet(name: str, config: Config) -> str:
+    """What the configuration has otherwise than the fault takes (``needs``: ``KEY >= NUMBER`` or ``!=``); or ""."""
+    found = NEEDS.fullmatch(FAULTS[name].needs)
     if found is None:
-        return
+        return ""
     value: Any = config
     for part in found[1].split("."):
         value = getattr(value, part)
-    if value < int(found[2]):
-        raise UsageError(f"the fault {name} needs {FAULTS[name].needs}; {found[1]} = {value}", "choose such a layout")
+    number = int(found[3])
+    is_met = value >= number if found[2] == ">=" else value != number
+    return "" if is_met else f"{name} needs {FAULTS[name].needs}; {found[1]} = {value:g}"
+
+
+def require(name: str, config: Config) -> None:
+    """UsageError where ``config`` has no place for the fault."""
+    if reason := unmet(name, config):
+        raise UsageError(f"the fault {reason}", "choose such a setting")

@@ -43,7 +43,7 @@ def reference_equals_policy(
         "bitwise",
         tuple(_token(batch, int(t)) for t in differ[np.argsort(-gap[differ])][:3]),
         "a kernel that is not deterministic, or different starting weights",
-        "megatron.transformer.attention_backend = 'flash'; model.ref_path unset",
+        "vime align-check RUN.toml --only 6 says which; try megatron.transformer.attention_backend=flash",
     )
 
 
@@ -71,7 +71,7 @@ def engine_equals_trainer(batch: RolloutBatch, log_probs_T: np.ndarray, dtype: s
         reason,
         tuple(_token(batch, int(t)) for t in np.argsort(-gap_T)[:3]),
         "the engine holds other weights, samples from another distribution, or computes otherwise",
-        "compare the weights digests of the last sync, then rollout.sampling",
+        "vime align-check RUN.toml --skip 10,11,12 says which",
     )
 
 

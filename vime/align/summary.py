@@ -45,20 +45,22 @@ def rows(report: AlignReport, checks: Sequence[Check]) -> list[tuple[str, str, s
 
 
 def told(report: AlignReport, checks: Sequence[Check]) -> Iterator[str]:
-    """Every WARN and FAIL in words: evidence, likely cause, next step. A consequence says whose."""
+    """The findings in words, then the warnings: evidence, likely cause, next step; then what follows, a line each."""
     known = {check.name: check for check in checks}
-    for found in report.checks:
-        if found.verdict not in (Verdict.WARN, Verdict.FAIL):
-            continue
+    warned = [found for found in report.checks if found.verdict == Verdict.WARN]
+    for found in (*report.findings, *warned):
         check = known[found.name]
         yield f"{found.verdict} {check.step} {found.name}: {check.title}"
         yield from (f"  {text}" for text in _words(found))
         yield ""
+    followed = [found for found in report.checks if found.verdict == Verdict.FAIL and found.follows]
+    for found in followed:
+        yield f"FAIL {known[found.name].step} {found.name}, follows from {found.follows}: {found.measured}"
+    if followed:
+        yield ""
 
 
 def _words(found: CheckResult) -> Iterator[str]:
-    if found.follows:
-        yield f"follows from {found.follows}"
     limit = f" (limit: {found.limit})" if found.limit else ""
     if found.measured:
         yield f"measured: {found.measured}{limit}"

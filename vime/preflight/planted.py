@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator
 
-from vime.align.faults import FAULTS, Fault, Place
-from vime.config.load import Loaded, value_of
+from vime.align.faults import FAULTS, Fault, Place, unmet
+from vime.config.load import Loaded
 from vime.config.message import Finding
+from vime.config.schema import Config
+from vime.models import ModelSpec
 
 SURVIVES_A_SYNC = ("zero-rotary",)
 """Engine faults that no weight sync mends."""
 REGENERATE = "replay --regenerate"
 """The command that asks engines what records hold."""
 ALIGN_CHECK = "align-check"
-AT_LEAST = re.compile(r"([\w.]+) >= (\d+)")
 
 
-def faults(loaded: Loaded, command: str) -> tuple[list[str], list[str]]:
+def faults(loaded: Loaded, command: str, spec: ModelSpec | None = None) -> tuple[list[str], list[str]]:
     """(problems, warnings): a fault that nothing would plant would pass for one that nobody caught."""
     problems, warnings = [], []
-    for name in loaded.config.debug.inject:
-        reasons = [_unknown(name)] if name not in FAULTS else list(_misplaced(loaded, command, name, FAULTS[name]))
+    asked = loaded.config.debug.inject
+    if twice := sorted({name for name in asked if asked.count(name) > 1}):
+        problems.append(loaded.line(Finding("debug.inject", f"{twice[0]} stands there twice")))
+    for name in dict.fromkeys(asked):
+        reasons = (
+            [_unknown(name)] if name not in FAULTS else list(_misplaced(loaded, command, name, FAULTS[name], spec))
+        )
         problems += [loaded.line(Finding("debug.inject", text)) for text in reasons]
         if not reasons:
             text = f"plants the fault {name}: {FAULTS[name].description}; the run is good for nothing else"
@@ -36,10 +41,25 @@ def _unknown(name: str) -> str:
     return f"{name!r} is no fault{nearest}; known: {', '.join(FAULTS)}"
 
 
-def _misplaced(loaded: Loaded, command: str, name: str, fault: Fault) -> Iterator[str]:
+def _misplaced_in_walk(c: Config, name: str, fault: Fault, spec: ModelSpec | None) -> Iterator[str]:
+    """What can be known of it; what else a fault takes, the bench knows."""
+    if reason := unmet(name, c):
+        yield reason
+    elif fault.needs == "experts" and spec is not None and not spec.is_moe:
+        yield f"{name} needs a mixture of experts, and {c.model.path} is none"
+    elif fault.needs == "float32" and c.model.dtype != "float32":
+        yield f"{name} needs model.dtype = float32: nothing else is rounded"
+    elif fault.place in (Place.PROMPTS, Place.CHECKPOINT) and not c.data.apply_chat_template:
+        yield f"{name} needs data.apply_chat_template = true: no prompt is rendered"
+    elif not c.needs_engines and fault.place in (Place.ENGINE, Place.SYNC, Place.ANSWERS, Place.PROMPTS):
+        yield f"{name} is planted where engines take part, and a walk over records starts none"
+
+
+def _misplaced(loaded: Loaded, command: str, name: str, fault: Fault, spec: ModelSpec | None) -> Iterator[str]:
     c = loaded.config
     if command == ALIGN_CHECK:
-        return  # its bench knows what it can plant
+        yield from _misplaced_in_walk(c, name, fault, spec)
+        return
     if fault.is_of_walk:
         yield f"{name} is planted by vime align-check alone"
     elif fault.place == Place.ENGINE:
@@ -59,5 +79,5 @@ def _misplaced(loaded: Loaded, command: str, name: str, fault: Fault) -> Iterato
     elif fault.place == Place.TRAINER:
         if not c.needs_trainer:
             yield f"{name} is planted in a trainer rank, and vime {command} starts none"
-        elif (wanted := AT_LEAST.fullmatch(fault.needs)) and value_of(c, wanted[1]) < int(wanted[2]):
-            yield f"{name} needs {fault.needs}"
+        elif reason := unmet(name, c):
+            yield reason

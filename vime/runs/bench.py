@@ -70,6 +70,8 @@ class LiveBench:
     injection: Injection = field(default_factory=Injection)
     _facts: dict[str, Any] = field(default_factory=dict)
     _failures: dict[str, tuple[VimeError, str]] = field(default_factory=dict)
+    _num_wrong: int | None = None
+    """Tensors that the latest sync left different; None before the first."""
 
     @property
     def config(self) -> Config:
@@ -221,10 +223,18 @@ class LiveBench:
         return self.fact("the first weight sync", self.sync)
 
     def sync(self) -> WeightManifest:
+        """Said where it tells something: the first one, and one that leaves other tensors different than the last."""
         transport, trainer, engine = self.transport, self.trainer, self.engine
+        lines: list[str] = []
+        transport.report = lines.append
         with trainer.life.required(), engine.life.required(), self.observer.phase("sync"):
             self.devices.to_both()
             sent = transport.sync(trainer.num_steps)
+        done = sent.verification
+        if done is not None and done.num_compared - done.num_equal != self._num_wrong:
+            self._num_wrong = done.num_compared - done.num_equal
+            for line in lines:
+                self.say(line)
         self.injection.synced(self)
         return sent
 

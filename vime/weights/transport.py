@@ -183,7 +183,7 @@ class ShmTransport:
             raise VimeError(
                 f"weights v{sent.version}: {len(problems)} differences from the trainer's tensors; the engines "
                 "concerned generate nothing until a sync succeeds:\n" + "\n".join(problems[:SHOWN]),
-                "vime rollout compares the engines with the checkpoint: a difference there is the engine's own",
+                "vime dump-weights RUN.toml compares checkpoint, trainer and engine, and names what was exchanged",
             )
         if not num:
             return "not compared", 0

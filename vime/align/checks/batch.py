@@ -30,7 +30,7 @@ def run(bench: Bench) -> CheckResult:
 CHECK = Check(
     NAME,
     "8d",
-    "composition of the engine's batches",
+    "the engine: alone as among others",
     "a sequence has the same log-probs alone and among others",
     run,
     is_live=True,

@@ -42,7 +42,7 @@ def run(bench: Bench) -> CheckResult:
 CHECK = Check(
     NAME,
     "8c",
-    "decode against prefill",
+    "the engine: token by token as in one forward",
     "the engine's sampled log-probs are those that it computes for the same tokens in one forward",
     run,
     is_live=True,

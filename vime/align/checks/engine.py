@@ -76,7 +76,7 @@ def _numbers(bench: Bench, found: Compared) -> dict[str, Any]:
 CHECK = Check(
     NAME,
     "8",
-    "engine against trainer",
+    "engine and trainer: the same log-prob of every token",
     "the engine's log_probs of the rollout are the trainer's, token by token",
     run,
     explained_by=(*BEFORE, *TERMS),

@@ -60,7 +60,7 @@ def _effect(bench: Bench) -> str:
 CHECK = Check(
     NAME,
     "8i",
-    "precision of the head",
+    "both compute the head in one precision",
     "weights, head, logits and log-softmax have the same type in engine and trainer",
     run,
     is_live=True,

@@ -18,7 +18,7 @@ def run(bench: Bench) -> CheckResult:
     found = that_apply(Facts(bench.config, bench.spec, device.kind()), _installed())
     open_ones = [issue for issue in found if not issue.mended_by]
     mended = [f"{issue.library}: {issue.symptom}: mended: {issue.mended_by}" for issue in found if issue.mended_by]
-    measured = f"{len(open_ones)} of {len(known_issues())} known issues apply, {len(mended)} more are mended by vime"
+    measured = f"{len(open_ones)} of {len(known_issues())} known issues apply, {len(mended)} more mended by vime"
     if not open_ones:
         return CheckResult(NAME, Verdict.PASS, measured, "none that vime does not mend", tuple(mended))
     return CheckResult(

@@ -155,7 +155,7 @@ def _numbers(ledger: Ledger, growth: Mapping[tuple[str, str], float]) -> dict[st
 CHECK = Check(
     name=NAME,
     step="11b",
-    title="memory: no growth, no skew",
+    title="no out-of-memory, no growth, ranks alike",
     guide="second step: does it run out of memory?",
     run=run,
     is_live=True,

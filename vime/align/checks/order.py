@@ -48,7 +48,7 @@ def _with_samples(found: CheckResult, forth: Sequence[Sample], back: Sequence[Sa
 CHECK = Check(
     NAME,
     "8f",
-    "order of requests",
+    "the engine: in any order of requests",
     "the same requests in another order have the same log-probs",
     run,
     is_live=True,

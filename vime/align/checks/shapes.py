@@ -59,7 +59,7 @@ def _other(bench: Bench) -> tuple[Forward, str]:
 CHECK = Check(
     NAME,
     "8h",
-    "shapes of the trainer's forward",
+    "the trainer: in micro-batches of any size",
     "log-probs are bitwise the same in the same shape, and within rounding in another",
     run,
     explained_by=("determinism", "packing"),

@@ -103,8 +103,6 @@ def _unloaded(rank: MegatronRank) -> tuple[str, list[Undo]]:
 
 def _one_sided_temperature(rank: MegatronRank) -> tuple[str, list[Undo]]:
     own = rank.config
-    if own.rollout.sampling.temperature == 1.0:
-        raise UsageError("one-sided-temperature: rollout.sampling.temperature is 1: leaving it out changes nothing")
     sampling = own.rollout.sampling.model_copy(update={"temperature": 1.0})
     changed = own.model_copy(update={"rollout": own.rollout.model_copy(update={"sampling": sampling})})
     rank.use(changed)

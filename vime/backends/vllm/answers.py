@@ -45,7 +45,7 @@ def response_arrays(
     if must_be_finite and (problem := not_finite(values)):
         raise VimeError(
             f"request {request_id}: {problem} ({len(token_ids)} tokens, {len(values)} log-probs)",
-            "the engine's weights or logits hold NaN or infinity: vime rollout names what differs from the checkpoint",
+            "the engine's weights or logits hold NaN or infinity: vime dump-weights RUN.toml names what differs",
         )
     return ids, values
 
