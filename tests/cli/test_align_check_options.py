@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_run import write_record
 from typer.testing import CliRunner
 
 from vime.align.checks import CHECKS
@@ -42,6 +43,19 @@ def test_list_names_every_check_and_every_fault_and_needs_no_run():
         (["--family", "llama"], "--family: belongs to --self-test"),
         (["--sample", "0/1"], "--sample 0/1: belongs to --bisect"),
         (["parallel.tp=3"], "parallel.tp = 3"),
+        (["--only", "8c", "--skip", "8"], "no check is left"),
+        (["--only", ""], "'' names nothing"),
+        (["--ids", "0:2"], "--ids 0:2: belongs to --from-record"),
+        (["--bisect", "--only", "weights"], "--bisect does not go with --only"),
+        (["--bisect", "--sample", "first"], "--sample first: is not GROUP/INDEX"),
+        (["--self-test"], "--self-test does not go with RUN.toml, --dry-run"),
+        (["--html", "nowhere/page.html"], "--html nowhere/page.html: there is no folder nowhere"),
+        (["--html", "."], "--html .: is a folder"),
+        (["--inject", "top-p", "--inject", "top-p"], "top-p stands there twice"),
+        (["--inject", "loss-scale"], "loss-scale needs parallel.dp >= 2"),
+        (["--inject", "router-bias"], "router-bias needs a mixture of experts"),
+        (["--inject", "bf16-weights", "model.dtype=bfloat16"], "bf16-weights needs model.dtype = float32"),
+        (["--inject", "base-model", "data.apply_chat_template=false"], "needs data.apply_chat_template = true"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(inputs, arguments, message):
@@ -49,6 +63,19 @@ def test_what_is_wrong_is_said_before_anything_starts(inputs, arguments, message
     assert result.exit_code == 2, result.output
     assert message in "\n".join(errors(result))
     assert "settings of its own" not in result.stderr
+
+
+def test_a_fault_of_engines_has_no_place_in_a_walk_over_records(inputs):
+    write_record(inputs / "data_0.pt", 0)
+    result = align_check("run.toml", "--from-record", "data_{rollout_id}.pt", "--inject", "top-p", "--dry-run")
+    assert result.exit_code == 2, result.output
+    assert "top-p is planted where engines take part" in "\n".join(errors(result))
+
+
+def test_where_the_table_of_a_self_test_goes_is_known_before_it(inputs):
+    result = align_check("--self-test", "--markdown", "nowhere/faults.md")
+    assert result.exit_code == 2, result.output
+    assert errors(result)[0] == "error: --markdown nowhere/faults.md: there is no folder nowhere"
 
 
 def test_a_dry_run_says_the_settings_of_the_walk_and_starts_nothing(inputs):
@@ -97,6 +124,15 @@ def test_what_is_checked_stays_the_users(inputs):
         "run.num_rollouts 3 -> 2",
         "rollout.rollout_batch_size 8 -> 4",
     ]
+
+
+def test_a_step_that_gives_no_number_is_never_left_out(inputs):
+    """train.nan_policy = "skip" would leave every check of a step without one to judge."""
+    before = read(["run.toml"], ["train.nan_policy=skip"])
+    derived = small_walk(before.config, Size())
+    after = read(["run.toml"], ["train.nan_policy=skip"], derived=derived)
+    assert after.config.train.nan_policy == "stop"
+    assert 'train.nan_policy "skip" -> "stop"' in changed(before, after, derived)
 
 
 @pytest.mark.parametrize("text", ["", "axbxc", "1x2x3x4", "-1x2x3"])

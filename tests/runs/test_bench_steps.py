@@ -33,6 +33,7 @@ class Sides:
         self.refuses, self.has_weights = refuses, True
         self.needs_weights = not generates_without_weights
         self.gap = 0.0
+        self.second_is_stale = False
 
     def log_probs(self, batch, of="policy", how=None):
         self.calls.append(f"log_probs {of}" if how is None else f"log_probs {of} at {how.temperature:g}")
@@ -40,9 +41,7 @@ class Sides:
 
     def manifest(self, view="trainer"):
         self.calls.append(f"manifest {view}")
-        if view == "engine-held" and not self.needs_weights:
-            raise UsageError("no worker holds whole tensors")
-        return WeightManifest(self.version, view, {"w": TensorEntry("w", (1,), "float32", str(self.version))})
+        return self._weights(view)
 
     def step(self, data):
         self.calls.append("step")
@@ -72,6 +71,20 @@ class Sides:
     def sync(self):
         self.calls.append("sync")
         self.has_weights = True
+        return self._weights("trainer")
+
+    def _weights(self, origin):
+        return WeightManifest(self.version, origin, {"w": TensorEntry("w", (1,), "float32", str(self.version))})
+
+    def held(self):
+        self.calls.append("held")
+        if not self.needs_weights:
+            raise UsageError("no worker holds whole tensors")
+        stale = WeightManifest(0, "engine-held", {"w": TensorEntry("w", (1,), "float32", "stale")})
+        return {
+            "engine 0": self._weights("engine-held"),
+            "engine 1": stale if self.second_is_stale else self._weights(""),
+        }
 
     def prefix_cache(self):
         return (40, 8)
@@ -162,12 +175,18 @@ def test_the_second_round_begins_with_the_sync():
     bench = bench_of()
     found = bench.second
     assert bench.sides.calls[:6] == [
-        "sync", "manifest engine-held", "generate", "log_probs policy", "log_probs ref", "log_probs policy",
+        "sync", "held", "generate", "log_probs policy", "log_probs ref", "log_probs policy",
     ]  # fmt: skip
     assert list(found.memory) == ["sync", "generate", "log_probs", "train"]
     assert (found.cached, found.rescored) == ((0, 0), None)
     assert found.held.origin == "engine-held"
     assert "sleep 2" not in bench.sides.calls
+
+
+def test_of_several_engines_the_one_with_other_weights_is_told():
+    bench = bench_of()
+    bench.sides.second_is_stale = True
+    assert bench_steps.second(bench).held.origin == "engine 1 holds"
 
 
 def test_engines_that_share_their_devices_sleep_before_the_second_step():

@@ -138,6 +138,9 @@ class EngineSide(Protocol):
     def manifest(self, view: str) -> WeightManifest:
         """``engine-received`` (of the last sync) or ``engine-held``. UsageError where no worker holds whole tensors."""
 
+    def held(self) -> Mapping[str, WeightManifest]:
+        """By engine, what it holds at this moment. UsageError as for ``manifest``."""
+
     def manifests(self) -> Mapping[str, tuple[WeightManifest, WeightManifest | None]]:
         """Of the last sync, by engine: what it received and, where that was read back, what it held after it."""
 
@@ -186,7 +189,8 @@ class Learned:
     again_T          the policy's log-probs in another forward of their own, before the step
     record           the step as a training record: each sample's share of the loss, and who trained it
     refused          why the trainer refused the step; its weights are unchanged then, and there are no gradients
-    held             what the first engine held while it generated; None where no worker holds whole tensors
+    held             what the first engine held while it generated, or the first that held other tensors than were sent;
+                     None where no worker holds whole tensors
     cached           prompt tokens of the rollout, and how many of them were found in the prefix cache
     rescored         where the engine's log-probs were far from the trainer's: mean |engine - trainer| of the worst
                      samples as sampled, and as scored anew without the prefix cache, nats
@@ -228,7 +232,7 @@ class Resumed:
 
     saved, moved, loaded   the trainer's weights when it saved, before it loaded, and after it loaded
     refusal      what the engine said when it was asked to generate before the sync; "" where it generated
-    held         what the first engine held after the sync; None where no worker holds whole tensors
+    held         as in ``Learned``, after the sync
     batch        the first rollout after the sync; log_probs_T: of the trainer
     scored       the batch of which the following are log-probs, before saving and after loading
     policy_T, policy_after_T, ref_T, ref_after_T

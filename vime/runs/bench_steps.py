@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vime.align.bench import Forward, Learned, OneProcess, Resumed
+from vime.align.checks.second import differing
 from vime.align.gap import Gap
 from vime.align.rounds import generate, memory_of, step_data
 from vime.align.step_limits import limits
@@ -45,8 +47,7 @@ def second(bench: LiveBench) -> Learned:
     """Sync, the same prompts with other seeds, and the second step."""
     before = bench.first  # also where it was refused: the weights are then those of before
     memory: dict[str, Any] = {}
-    bench.sync()
-    held = _held(bench)
+    held = _held(bench, bench.sync())
     memory["sync"] = memory_of(bench)
     asked_before = bench.engine.prefix_cache()
     batch = generate(bench, before.batch, SECOND)
@@ -66,11 +67,14 @@ def second(bench: LiveBench) -> Learned:
     return _step(bench, "second", memory, found)
 
 
-def _held(bench: LiveBench) -> WeightManifest | None:
+def _held(bench: LiveBench, sent: WeightManifest) -> WeightManifest | None:
+    """Of all engines: what the first one holds that is not as ``sent``, with its name; else what the first holds."""
     try:
-        return bench.engine.manifest("engine-held")
+        found = bench.engine.held()
     except UsageError:  # rollout.engine_tp > 1: no worker holds whole tensors
         return None
+    wrong = (replace(each, origin=f"{name} holds") for name, each in found.items() if differing(sent, each))
+    return next(wrong, next(iter(found.values())))
 
 
 def _rescored(bench: LiveBench, gap: Gap) -> tuple[float, float] | None:
@@ -233,8 +237,7 @@ def resumed(bench: LiveBench) -> Resumed:
     loaded = trainer.manifest()
     policy_after_T, ref_after_T = _both(bench, scored)
     refusal = _refusal(bench, lambda: generate(bench, scored, AFTER_RESUME, num_prompts=1))
-    bench.sync()
-    held = _held(bench)
+    held = _held(bench, bench.sync())
     batch = generate(bench, scored, AFTER_RESUME)
     return Resumed(
         folder, saved, moved, loaded, refusal, held, batch, trainer.log_probs(batch),

@@ -266,6 +266,10 @@ class LiveEngine:
             raise UsageError(f"{view!r} is no view of an engine", "engine-received, engine-held")
         return self.manifests()[self.first.name][0]
 
+    def held(self) -> Mapping[str, WeightManifest]:
+        with self.turn():
+            return ask_all(self.ray, "held")
+
     def manifests(self) -> Mapping[str, tuple[WeightManifest, WeightManifest | None]]:
         if self.transport is None or not self.transport.answers:
             raise Unavailable("no engine has received weights from the trainer")

@@ -98,7 +98,8 @@ def _wrong_engine(found: Resumed) -> Iterator[Finding]:
     if found.held is not None and (names := differing(found.loaded, found.held)):
         yield (
             f"{len(names)} of {len(found.loaded.tensors)} tensors of the engine are not the checkpoint's",
-            tuple(names[:3]), "the sync after the load sent other weights, or none", "weights.verify = full refuses it",
+            tuple(f"{found.held.origin}: {name}" for name in names[:3]),
+            "the sync after the load sent other weights, or none", "weights.verify = full refuses it",
         )  # fmt: skip
 
 

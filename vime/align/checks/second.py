@@ -67,13 +67,14 @@ class Stale:
     """What the engine held while it generated, against the trainer's weights then and before the update.
 
     wrong      tensors that are not the trainer's; old: those of them that are as before the update
-    is_known   False: no worker holds whole tensors
+    is_known   False: no worker holds whole tensors; who: which engine, in words
     """
 
     total: int
     wrong: tuple[str, ...] = ()
     old: tuple[str, ...] = ()
     is_known: bool = True
+    who: str = "engine holds"
 
     @classmethod
     def of(cls, first: Learned, second: Learned) -> Stale:
@@ -81,7 +82,8 @@ class Stale:
         if held is None:
             return cls(total, is_known=False)
         wrong = tuple(differing(second.before, held))
-        return cls(total, wrong, tuple(n for n in wrong if _digest(held, n) == _digest(first.before, n)))
+        old = tuple(n for n in wrong if _digest(held, n) == _digest(first.before, n))
+        return cls(total, wrong, old, who=held.origin)
 
     @property
     def equal(self) -> str:
@@ -94,7 +96,8 @@ class Stale:
         if not self.wrong:
             return (self.equal,)
         which = f", {len(self.old)} of them as before the update" if self.old else ""
-        return (f"{len(self.wrong)} tensors are not the trainer's{which}: {', '.join(self.wrong[:SHOWN])}",)
+        tensors = f"{len(self.wrong)} tensors that are not the trainer's{which}: {', '.join(self.wrong[:SHOWN])}"
+        return (f"{self.who} {tensors}",)
 
 
 def differing(ours: WeightManifest, theirs: WeightManifest) -> list[str]:
