@@ -6,7 +6,8 @@ from typing import Any
 
 from vime.record.export import finite
 from vime.report.page import page
-from vime.weights.compare import EXPERT, Kind, WeightDiff
+from vime.weights.difference import Kind, WeightDiff
+from vime.weights.grouping import EXPERT
 from vime.weights.manifest import layer_of
 
 SYMBOLS: dict[Kind, tuple[str, str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from vime.errors import UsageError
 from vime.weights.difference import Finding, Kind, TensorDiff, WeightDiff
+from vime.weights.grouping import EXPERT, group_partners, group_rows
 from vime.weights.manifest import layer_of
 from vime.weights.manifest_file import EMBEDDING, LM_HEAD, Dump, TensorRecord
-from vime.weights.rows import differing_shard, explain, fused_groups, joined
+from vime.weights.rows import differing_shard
 from vime.weights.values import Gap, gap
 
 if TYPE_CHECKING:
     import torch
 
 Read = Callable[[str], "torch.Tensor"]
-EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
-SAME = 1e-9  # relative; l2 and mean of the same elements in another order
-SHOWN = 5
+BF16_STEP = 2.0**-7  # relative; rounding or cutting off moves no element further
 
 
 def diff(a: Dump, b: Dump, read_a: Read | None = None, read_b: Read | None = None) -> WeightDiff:
@@ -42,7 +40,7 @@ def diff(a: Dump, b: Dump, read_a: Read | None = None, read_b: Read | None = Non
     reader = _Reader(read_a, read_b)
     rows = {row.name: row for row in _rows(a, b, reader)}
     notes = [*_notes(a, b), *_tied_notes(a, b, rows)]
-    findings = [*_group_partners(a, b, rows), *_group_rows(a, b, rows), *_untied(a, b)]
+    findings = [*group_partners(rows), *group_rows(a, b, rows), *_untied(a, b)]
     explained = {name for found in findings for name in found.tensors}
     findings += [_single(row) for row in rows.values() if row.kind != Kind.EQUAL and row.name not in explained]
     buffers = tuple(_buffers(a, b))
@@ -72,6 +70,16 @@ class _Reader:
         one, other = self.a(name), self.b(name)
         return one.ndim == 2 and one.shape == other.shape[::-1] and bool((one.t() == other).all())
 
+    @property
+    def has_both(self) -> bool:
+        return self.a is not None and self.b is not None
+
+    def is_start(self, name: str) -> bool:
+        """The rows of ``a`` are the first rows of ``b``."""
+        assert self.a is not None and self.b is not None  # noqa: PT018
+        one, other = self.a(name), self.b(name)
+        return bool((one == other[: one.shape[0]]).all())
+
     def moved_columns(self, name: str) -> int:
         """The tp size whose shards lie in another order along the second axis; 0: they do not."""
         if self.a is None or self.b is None:
@@ -89,7 +97,7 @@ class _Reader:
 def _rows(a: Dump, b: Dump, reader: _Reader) -> Iterator[TensorDiff]:
     is_partial = a.selection != b.selection
     renamed = _renamed(a, b)
-    owners = _owners(a)
+    owners, new_names = _owners(a), set(renamed.values())
     for name, one in a.tensors.items():
         other = b.tensors.get(name)
         if other is not None:
@@ -99,7 +107,7 @@ def _rows(a: Dump, b: Dump, reader: _Reader) -> Iterator[TensorDiff]:
         elif not is_partial and not _is_tied_head(a, b, name):
             yield TensorDiff(name, Kind.MISSING, f"in {a.origin}, not in {b.origin}", one)
     for name, other in b.tensors.items():
-        if name not in a.tensors and name not in renamed.values() and not is_partial and not _is_tied_head(b, a, name):
+        if name not in a.tensors and name not in new_names and not is_partial and not _is_tied_head(b, a, name):
             yield TensorDiff(name, Kind.EXTRA, f"in {b.origin}, not in {a.origin}", None, other)
 
 
@@ -107,11 +115,11 @@ def _renamed(a: Dump, b: Dump) -> dict[str, str]:
     """Names of ``a`` that ``b`` lacks -> names of ``b`` that ``a`` lacks, with the same bytes, both the only ones."""
     extra: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, record in b.tensors.items():
-        if name not in a.tensors:
+        if name not in a.tensors and not record.is_constant:
             extra[_key(record)].append(name)
     lost: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, record in a.tensors.items():
-        if name not in b.tensors:
+        if name not in b.tensors and not record.is_constant:
             lost[_key(record)].append(name)
     return {names[0]: extra[key][0] for key, names in lost.items() if len(names) == len(extra.get(key, [])) == 1}
 
@@ -167,23 +175,46 @@ def _distance(name: str, other: str) -> tuple[bool, bool, str]:
 
 def _other_shape(row: TensorDiff, one: TensorRecord, other: TensorRecord, reader: _Reader) -> TensorDiff:
     shapes = f"{list(one.shape)} -> {list(other.shape)}"
-    if one.shape == other.shape[::-1] and len(one.shape) == 2:
-        proven = " (element by element)" if reader.is_transposed(row.name) else ""
-        return replace(row, kind=Kind.TRANSPOSED, detail=f"{shapes}{proven}")
+    is_turned = one.shape == other.shape[::-1] and len(one.shape) == 2
+    if is_turned and reader.is_transposed(row.name):
+        return replace(row, kind=Kind.TRANSPOSED, detail=f"{shapes} (element by element)")
+    if is_turned and _same_elements(one, other):
+        return replace(row, kind=Kind.TRANSPOSED, detail=shapes)
     if row.name in (LM_HEAD, EMBEDDING) and one.shape[1:] == other.shape[1:] and other.shape[0] > one.shape[0]:
         extra = other.shape[0] - one.shape[0]
-        return replace(row, kind=Kind.PADDED, detail=f"{shapes}: {extra} rows of padding were not cut off")
+        is_same = reader.is_start(row.name) if reader.has_both else _starts_with(one, other)
+        others = {True: "", False: "; other rows differ too", None: "; of the others the digests tell nothing"}[is_same]
+        return replace(row, kind=Kind.PADDED, detail=f"{shapes}: {extra} rows of padding were not cut off{others}")
     return replace(row, kind=Kind.SHAPE, detail=shapes)
+
+
+def _starts_with(one: TensorRecord, other: TensorRecord) -> bool | None:
+    """Whether the rows of ``one`` are the first of ``other``, all others being zero; None: unknown."""
+    if one.rows and one.block == other.block:
+        return other.rows[: len(one.rows)] == one.rows
+    return True if _same_elements(one, other) else None
 
 
 def _drift(one: TensorRecord, other: TensorRecord) -> str:
     text = f"{one.dtype} -> {other.dtype}"
-    near = abs(one.l2 - other.l2) <= 1e-2 * max(one.l2, other.l2)
-    return f"{text}, values close" if near else f"{text}, l2 {one.l2:.6g} -> {other.l2:.6g}"
+    near = _near(one, other, 1e-2)
+    return f"{text}, norm and extremes close" if near else f"{text}, l2 {one.l2:.6g} -> {other.l2:.6g}"
+
+
+def _near(one: TensorRecord, other: TensorRecord, relative: float) -> bool:
+    pairs = ((one.l2, other.l2), (one.minimum, other.minimum), (one.maximum, other.maximum))
+    return all(abs(x - y) <= relative * abs(x) for x, y in pairs)
+
+
+def _is_rounded(one: TensorRecord, other: TensorRecord, found: Gap | None) -> bool:
+    """``other`` is ``one`` after bfloat16: all its elements are of that type, and none is further off than a step."""
+    if not other.is_bf16 or one.is_bf16 or not _near(one, other, BF16_STEP):
+        return False
+    return found is None or found.relative_l2 <= BF16_STEP
 
 
 def _other_values(row: TensorDiff, one: TensorRecord, other: TensorRecord, reader: _Reader) -> TensorDiff:
-    if other.is_bf16 and not one.is_bf16 and abs(one.l2 - other.l2) <= 1e-2 * one.l2:
+    if _is_rounded(one, other, row.gap):
         return replace(row, kind=Kind.ROUNDED, detail="every element is what bfloat16 can hold: it went through it")
     if _same_elements(one, other):
         return replace(row, kind=Kind.ELEMENTS, detail=_moved(row.name, one, other, reader))
@@ -197,10 +228,8 @@ def _gap_text(found: Gap) -> str:
 
 
 def _same_elements(one: TensorRecord, other: TensorRecord) -> bool:
-    if (one.minimum, one.maximum, one.num_nonfinite) != (other.minimum, other.maximum, other.num_nonfinite):
-        return False
-    scale = max(abs(one.minimum), abs(one.maximum))
-    return abs(one.l2 - other.l2) <= SAME * one.l2 and abs(one.mean - other.mean) <= SAME * scale
+    """In whatever order."""
+    return bool(one.bag) and (one.dtype, one.bag) == (other.dtype, other.bag)
 
 
 def _moved(name: str, one: TensorRecord, other: TensorRecord, reader: _Reader) -> str:
@@ -211,98 +240,7 @@ def _moved(name: str, one: TensorRecord, other: TensorRecord, reader: _Reader) -
     if tp := reader.moved_columns(name):
         return f"columns: shards of tp = {tp} in another order of ranks"
     likely = "transposed, or " if len(one.shape) == 2 and one.shape[0] == one.shape[1] else ""
-    return f"the same elements at other places (same extremes, mean and norm): {likely}columns or rows in another order"
-
-
-# ---------------------------------------------------------------- one cause for many
-
-
-def _group_partners(a: Dump, b: Dump, rows: dict[str, TensorDiff]) -> list[Finding]:
-    """Of the tensors that hold another tensor of ``a``: whole layers, experts, pairs."""
-    layers: dict[tuple[int, int], list[str]] = defaultdict(list)
-    experts: dict[tuple[str, int, int], list[str]] = defaultdict(list)
-    pairs: dict[str, str] = {}
-    for row in rows.values():
-        if row.kind != Kind.SWAPPED:
-            continue
-        (kind, layer), (other_kind, other) = layer_of(row.name), layer_of(row.partner)
-        if EXPERT.search(row.name) and EXPERT.sub("*", row.name) == EXPERT.sub("*", row.partner):
-            place = EXPERT.sub("*", row.name).split(".experts.")[0]
-            experts[place, _expert(row.name), _expert(row.partner)].append(row.name)
-        elif kind == other_kind and layer is not None and other is not None and layer != other:
-            layers[layer, other].append(row.name)
-        else:
-            pairs[row.name] = row.partner
-    return [*_layers(b, rows, layers), *_experts(experts), *_pairs(pairs)]
-
-
-def _expert(name: str) -> int:
-    found = EXPERT.search(name)
-    assert found is not None
-    return int(found[1])
-
-
-def _layers(b: Dump, rows: dict[str, TensorDiff], layers: dict[tuple[int, int], list[str]]) -> list[Finding]:
-    found = []
-    offsets = {layer - other for layer, other in layers}
-    is_local = len(offsets) == 1 and next(iter(offsets)) > 0
-    hint = ": the stage offset is missing" if is_local else ""
-    for (layer, other), names in sorted(layers.items()):
-        num = sum(layer_of(n)[1] == layer for n in b.tensors)
-        swap = " and the other way round" if (other, layer) in layers else hint
-        text = f"layer {layer} holds layer {other}'s tensors{swap} ({len(names)} of {num})"
-        found.append(Finding(Kind.LAYERS, f"layer {layer}", text, tuple(names)))
-    return found
-
-
-def _experts(experts: dict[tuple[str, int, int], list[str]]) -> list[Finding]:
-    by_place: dict[str, dict[int, int]] = defaultdict(dict)
-    names: dict[str, list[str]] = defaultdict(list)
-    for (place, expert, other), found in experts.items():
-        by_place[place][expert] = other
-        names[place] += found
-    return [Finding(Kind.EXPERTS, place, _expert_text(moved), tuple(names[place])) for place, moved in by_place.items()]
-
-
-def _expert_text(moved: dict[int, int]) -> str:
-    offsets = {expert - other for expert, other in moved.items()}
-    first, last = min(moved), max(moved)
-    if len(offsets) == 1 and (offset := next(iter(offsets))) > 0:
-        rank = first // offset
-        again = f"experts {first}..{last} hold {first - offset}..{last - offset} again"
-        return f"{again}: rank {rank} of EP counts its experts from 0, the offset {offset} is missing"
-    listed = ", ".join(f"{expert} holds {other}" for expert, other in sorted(moved.items())[:SHOWN])
-    return f"experts in another order: {listed}"
-
-
-def _pairs(pairs: dict[str, str]) -> list[Finding]:
-    found = []
-    for name, partner in pairs.items():
-        if pairs.get(partner) == name:
-            if name < partner:
-                found.append(Finding(Kind.SWAPPED, name, f"and {partner} are swapped", (name, partner)))
-        else:
-            found.append(Finding(Kind.SWAPPED, name, f"holds {partner}", (name,)))
-    return found
-
-
-def _group_rows(a: Dump, b: Dump, rows: dict[str, TensorDiff]) -> list[Finding]:
-    """Fused matrices whose rows are all there, at other places."""
-    found = []
-    wrong = {name for name, row in rows.items() if row.kind in (Kind.VALUE, Kind.ELEMENTS)}
-    fused = [names for names in fused_groups(a.tensors) if len(wrong.intersection(names)) > 1]
-    explained: set[str] = set()
-    for names in [*fused, *((name,) for name in sorted(wrong))]:
-        moved = tuple(name for name in names if name in wrong and name not in explained)
-        one, other = joined(a.tensors, names), joined(b.tensors, names)
-        if not moved or one is None or other is None or not (text := explain(one, other)):
-            continue
-        explained.update(moved)
-        where = moved[0] if len(moved) == 1 else f"{moved[0]} and {', '.join(n.split('.')[-2] for n in moved[1:])}"
-        found.append(Finding(Kind.ROWS, where, text, moved))
-        for name in moved:
-            rows[name] = replace(rows[name], kind=Kind.ROWS, detail=text)
-    return found
+    return f"the same elements at other places: {likely}columns or rows in another order"
 
 
 def _single(row: TensorDiff) -> Finding:

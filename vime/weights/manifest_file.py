@@ -29,6 +29,8 @@ class TensorRecord:
     l2, minimum, maximum, mean   of the finite elements, 0.0 where there are none
     num_nonfinite  elements that are nan or infinite
     is_bf16        every element is one that bfloat16 can hold, whatever ``dtype`` is
+    bag            sums, 16 hex digits each, of the elements' bits and of the squares of these mixed: the same elements
+                   have the same in whatever order; empty: not taken
     block, rows    digests, 16 hex digits, of each ``block`` rows along the first axis; empty where not worth it
     how            bytes: digested as they lie in memory; probe: the kernel's layout cannot be undone, a forward of the
                    identity through the layer answered
@@ -47,6 +49,7 @@ class TensorRecord:
     block: int = 0
     rows: tuple[str, ...] = ()
     how: str = "bytes"
+    bag: str = ""
 
     @property
     def layer(self) -> int | None:

@@ -60,7 +60,8 @@ def explain(a: Rows, b: Rows) -> str:
         if any(size % tp for size in a.sizes):
             continue
         if len(a.sizes) > 1 and b.digests == _plain_order(a, tp):
-            return f"{what}: shards of tp = {tp} joined in plain rank order, each of them fused itself"
+            either = f", or {tp} key/value groups not split back" if len(a.sizes) == 3 else ""
+            return f"{what}: shards of tp = {tp} joined in plain rank order, each of them fused itself{either}"
         if (moved := _moved_shards(a, b, tp)) is not None:
             return f"{what}: shards of tp = {tp} in the order of ranks {moved}"
     if len(a.sizes) == 3 and (groups := _interleaved(a, b)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ PIECE = 1 << 20  # elements looked at together: they stay in the cache
 MAX_BLOCKS = 64  # of rows, where their number has a power of two in it; a head, or a shard, is whole blocks
 MAX_ROWS = 2048  # more blocks than this say nothing that shapes do not
 ROW_DIGITS = 16
+HEADS = re.compile(r"\.[qkv]_proj\.")
+HEAD_BLOCK, MAX_HEAD_ROWS = 4, 8192  # the three are compared as one: their blocks must be alike, whatever their sizes
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_WORD, _ODD = (1 << 64) - 1, -1640531535
 
 
 def record_of(name: str, tensor: torch.Tensor, how: str = "bytes") -> TensorRecord:
@@ -24,7 +29,7 @@ def record_of(name: str, tensor: torch.Tensor, how: str = "bytes") -> TensorReco
     import torch
 
     data = tensor.detach().cpu().contiguous()
-    block = block_of(tuple(data.shape))
+    block = block_of(tuple(data.shape), is_heads=HEADS.search(name) is not None)
     with ThreadPoolExecutor(1) as side:  # digests and sums let go of the interpreter's lock
         digests = side.submit(_digests, data, block)
         numbers = _numbers(data) if data.is_floating_point() else _whole_numbers(data.to(torch.float64))
@@ -46,24 +51,35 @@ def _digests(data: torch.Tensor, block: int) -> tuple[str, tuple[str, ...]]:
     return digest(data), tuple(digest(part)[:ROW_DIGITS] for part in data.split(block)) if block else ()
 
 
-def block_of(shape: tuple[int, ...]) -> int:
-    """Rows that are digested together; 0: none. Rows per block are a power of two, so that shards are whole blocks."""
+def block_of(shape: tuple[int, ...], is_heads: bool = False) -> int:
+    """Rows that are digested together; 0: none. Rows per block are a power of two, so that shards are whole blocks.
+
+    ``is_heads``: of a query, key or value projection, which are fused and have different numbers of rows.
+    """
     if len(shape) < 2 or shape[0] < 2 or 0 in shape:
         return 0
     rows, block = shape[0], 1
-    while rows // block > MAX_BLOCKS and rows % (2 * block) == 0:
+    largest = HEAD_BLOCK if is_heads else rows
+    while (is_heads or rows // block > MAX_BLOCKS) and block < largest and rows % (2 * block) == 0:
         block *= 2
-    return block if rows // block <= MAX_ROWS else 0
+    return block if rows // block <= (MAX_HEAD_ROWS if is_heads else MAX_ROWS) else 0
 
 
 def _numbers(data: torch.Tensor) -> dict[str, Any]:
-    """Over pieces: norm, extremes, mean, how many are not finite, and whether bfloat16 would hold every element."""
+    """Over pieces: norm, extremes, mean, how many are not finite, whether bfloat16 would hold all, ``bag``."""
     import torch
 
     low, high, total, squares, num_bad, is_bf16 = math.inf, -math.inf, 0.0, 0.0, 0, data.dtype != torch.float16
+    bits, products = 0, 0
+    kind = getattr(torch, _BITS[data.element_size()])
     for piece in data.view(-1).split(PIECE) if data.numel() else ():
+        whole = piece.view(kind) if data.element_size() >= 4 else piece.view(kind).int()
+        bits += int(whole.sum(dtype=torch.int64))
+        mixed = whole * _ODD
+        mixed ^= mixed >> (16 if whole.element_size() == 4 else 32)
+        products += int(mixed.square_().sum(dtype=torch.int64))
         if is_bf16 and piece.dtype == torch.float32:
-            is_bf16 = not bool((piece.view(torch.int32) & 0xFFFF).any())
+            is_bf16 = not bool((whole & 0xFFFF).any())
         wide = piece.float() if piece.element_size() < 4 else piece
         smallest, largest = (float(x) for x in torch.aminmax(wide))
         if not math.isfinite(smallest) or not math.isfinite(largest):
@@ -84,6 +100,7 @@ def _numbers(data: torch.Tensor) -> dict[str, Any]:
         "mean": total / found if found else 0.0,
         "num_nonfinite": num_bad,
         "is_bf16": is_bf16 and data.dtype in (torch.float32, torch.bfloat16),
+        "bag": f"{bits & _WORD:016x}{products & _WORD:016x}",
     }
 
 
