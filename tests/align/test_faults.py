@@ -40,6 +40,9 @@ def test_a_layout_without_a_place_for_the_fault_is_refused():
         require("wrong-normalizer", config())
     require("wrong-normalizer", config(parallel={"dp": 2}))
     require("router-bias", config())  # what a model must have, the planter sees
+    with pytest.raises(UsageError, match=r"raw-log-probs needs rollout.sampling.temperature != 1; .* = 1$"):
+        require("raw-log-probs", config())
+    require("raw-log-probs", config(rollout={"sampling": {"temperature": 0.7}}))
 
 
 def test_the_page_of_the_documentation_names_every_fault_and_every_check():

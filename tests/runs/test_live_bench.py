@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from vime.align.bench import Unavailable
 from vime.errors import UsageError, VimeError
 from vime.runs.bench import LiveBench
 from vime.runs.sides import Devices, Life
+from vime.types import Verification, WeightManifest
 
 
 @pytest.fixture
@@ -143,3 +145,45 @@ def test_devices_of_their_own_are_left_alone() -> None:
     devices.to_trainer()
     devices.to_engines()
     assert calls == ["sleep 2", "wake"]
+
+
+def test_a_sync_is_said_where_it_tells_something() -> None:
+    """The first one, and each that leaves another number of tensors different than the one before."""
+    said: list[str] = []
+    progress = SimpleNamespace(note=said.append)
+    bench = LiveBench(
+        SimpleNamespace(config=None), Path("none"), SimpleNamespace(progress=progress, phase=nothing), ExitStack()
+    )
+    bench._facts = {"the way of the weights": Transport([0, 0, 2, 2, 0]), "the start of the trainer": Side()}
+    bench._facts |= {"the start of the engines": Side()}
+    bench.__dict__["devices"] = Shared(False, Trainer([]), SimpleNamespace())
+    for _ in range(5):
+        bench.sync()
+    assert said == ["sync 0, 0 differ", "sync 2, 2 differ", "sync 4, 0 differ"]
+
+
+def nothing(_: str = "") -> nullcontext[None]:
+    return nullcontext()
+
+
+@dataclass
+class Side:
+    """A side that is alive."""
+
+    num_steps: int = 0
+    life: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(required=nothing))
+
+
+@dataclass
+class Transport:
+    """Reports as the real one, with so many different tensors at each sync."""
+
+    wrong: list[int]
+    report: Callable[[str], None] = print
+    num: int = 0
+
+    def sync(self, version: int) -> WeightManifest:
+        wrong = self.wrong[self.num]
+        self.report(f"sync {self.num}, {wrong} differ")
+        self.num += 1
+        return WeightManifest(version, "trainer", {}, verification=Verification(version, "full", 9, 9, 9 - wrong, 0, 0))
