@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
+from vime.cluster.signals import handler_kept
 from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.processes import Member, Roster
@@ -178,7 +179,8 @@ class RaySession:
 
         if ray.is_initialized():
             self._kill_actors()
-        ray.shutdown()  # also of what a ray.init that failed has started
+        with handler_kept(signal.SIGTERM):
+            ray.shutdown()  # also of what a ray.init that failed has started
         self._actors.clear()
         try:
             end_processes(self.processes, END_SECONDS)
