@@ -59,8 +59,8 @@ def preflight(
     found = Preflight(list(loaded.problems), list(loaded.warnings))
     found.hint = PRINT_CONFIG_HINT if loaded.problems else None
     found.add(*check.native_names(loaded))
-    found.add(*faults(loaded, command))
     spec, problems = check.model(loaded, "model.path")
+    found.add(*faults(loaded, command, spec))
     found.add(problems)
     if command not in (REGENERATE, *DUMPS):  # prompts, reward and run folder are not used
         _inputs(found, loaded, resume, start)
