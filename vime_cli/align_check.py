@@ -94,7 +94,10 @@ def align_check(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that trainer and engine agree, in the order of the debug guide: each check with a verdict, and why."""
+    """Walk the debug guide: each check with a verdict, and why.
+
+    Trainer and engine, on a small rollout of the run as it is configured. Exit code 1 where a check failed.
+    """
     from vime.preflight.small import Size
 
     if is_list:
