@@ -65,7 +65,7 @@ def test_a_fault_in_the_live_engine_is_named(swapped: tuple[Command, Path]) -> N
     command, out = swapped
     assert command.process.returncode == 1, command.text
     assert "layer 0 holds layer 2's tensors and the other way round" in command.text
-    assert "weights differ: engine-held = checkpoint: " in command.text
+    assert "weights differ: engine-held against checkpoint: " in command.text
     assert "engine-received = checkpoint" not in command.text
     assert not list(out.glob("*/"))  # digests only
 

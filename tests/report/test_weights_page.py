@@ -135,7 +135,7 @@ def test_a_permuted_layer_is_seen_at_a_glance(noted):
         "findings": "texts('.finding p').filter((t) => t.includes('layer')).slice(0, 2)",
     }
     found = noted(page_of(), steps)
-    assert found["overall"].startswith("✕ DIFFERENTengine-held = checkpoint: 10/18 tensors bitwise equal; ")
+    assert found["overall"].startswith("✕ DIFFERENTengine-held against checkpoint: 10/18 tensors bitwise equal; ")
     assert found["columns"] == ["", *KINDS, "mlp.experts.*.up_proj"]
     assert found["grid"] == [
         ["layer 0", "✓", "✓", "✓", ""], ["layer 1", "≠", "✓", "✓", ""], ["layer 2", "→0", "→0", "→0", ""],

@@ -94,12 +94,12 @@ class WeightDiff:
     @property
     def summary(self) -> str:
         """One line."""
-        sides = f"{self.b.origin} = {self.a.origin}"
+        equal = f"{self.num_equal}/{len(self.tensors)} tensors bitwise equal"
         if self.is_equal:
-            return f"{sides}: {self.num_equal}/{len(self.tensors)} tensors bitwise equal"
+            return f"{self.b.origin} = {self.a.origin}: {equal}"
         kinds = Counter(str(f.kind) for f in self.findings)
         listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-        return f"{sides}: {self.num_equal}/{len(self.tensors)} tensors bitwise equal; {listed}"
+        return f"{self.b.origin} against {self.a.origin}: {equal}; {listed}"
 
     def worst(self, limit: int) -> list[tuple[TensorDiff, Gap]]:
         """The tensors furthest apart, where both sides had their tensors at hand, and no tensor or row is misplaced."""
