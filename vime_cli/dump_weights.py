@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,9 +82,9 @@ def dump_weights(
     print_config: PrintConfig = False,
     as_json: AsJson = False,
 ) -> None:
-    """Dump the weights of checkpoint, trainer and engine, and compare them tensor by tensor.
+    """Compare the weights of checkpoint, trainer and engine.
 
-    Exit code 1 where they differ.
+    Each is dumped, and compared with the first tensor by tensor. Exit code 1 where they differ.
     """
     taking: dict[str, Any] = {"--from": views, "--out": out, "--digests-only": digests_only or None, "--layer": layer}
     taking |= {"--match": match, "--checkpoint": checkpoint, "--copy-missing": copy_missing}
@@ -147,12 +148,16 @@ def _views(names: list[str] | None) -> tuple[str, ...]:
 
 
 def _own_folder(run_dir: str) -> Path:
-    """Beside the run, and never over an earlier dump."""
+    """Beside the run, and never over an earlier dump; what an interrupted one left is written over."""
     folder, number = Path(f"{run_dir}-weights"), 1
-    while folder.exists():
+    while os.path.lexists(folder) and not _is_unfinished(folder):
         number += 1
         folder = Path(f"{run_dir}-weights-{number}")
     return folder
+
+
+def _is_unfinished(folder: Path) -> bool:
+    return folder.is_dir() and all(path.name.endswith(".writing") for path in folder.iterdir())
 
 
 def _alone(option: str, others: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,15 @@ from vime.runs.ending import ends_in_order
 from vime.types import TensorEntry
 from vime.weights.checkpoint import read_specs
 from vime.weights.compare import Read, WeightDiff, diff
-from vime.weights.dump import copy_beside, put_in_place, require_room, writing_folder
+from vime.weights.dump import (
+    copy_beside,
+    held_alone,
+    put_in_place,
+    require_absent,
+    require_room,
+    unfinished,
+    writing_folder,
+)
 from vime.weights.files import chosen, copy_missing, folder_entries, folder_tensors, listed
 from vime.weights.manifest_file import SUFFIX, VIEWS, Dump, TensorRecord, write_dump
 from vime.weights.shards import Shards
@@ -200,10 +209,28 @@ class _Taking:
         copied = {view: self._missing(view) for view in asked.views}
         if not asked.digests_only:
             require_room(asked.out, sum(num_bytes(e) for view in asked.views for e in (*entries[view], *copied[view])))
-        for path in (p for view in asked.views for p in (manifest_path(asked.out, view), asked.out / view)):
-            if path.exists():
-                raise UsageError(f"{path} exists already", "choose another folder with --out, or remove it")
+        self._require_absent()
         _make(asked.out)
+        with held_alone(asked.out):
+            self._require_absent()
+            for view in VIEWS:  # what was interrupted left
+                shutil.rmtree(unfinished(asked.out / view), ignore_errors=True)
+            dumps = self._taken(entries, copied)
+        diffs = [diff(dumps[a], dumps[b], *self._readers(a, b)) for a, b in _pairs(dumps)]
+        return Dumped(asked.out, dumps, tuple(diffs), self.seconds)
+
+    def _targets(self) -> list[Path]:
+        return [p for view in self.asked.views for p in (manifest_path(self.asked.out, view), self.asked.out / view)]
+
+    def _require_absent(self) -> None:
+        for path in self._targets():
+            require_absent(path)
+
+    def _taken(
+        self, entries: Mapping[str, list[TensorEntry]], copied: Mapping[str, list[TensorEntry]]
+    ) -> dict[str, Dump]:
+        """Every view under its name on the disk, or none. By view: tensors to take, tensors to copy beside them."""
+        asked = self.asked
         dumps: dict[str, Dump] = {}
         with ExitStack() as stack:
             folders = {view: stack.enter_context(_made(asked.out / view, asked.digests_only)) for view in asked.views}
@@ -211,10 +238,14 @@ class _Taking:
             live = self._started(stack, jobs)
             for view in asked.views:
                 dumps[view] = self._take(view, jobs[view], copied[view], live)
-        for view, dump in dumps.items():
-            write_dump(manifest_path(asked.out, view), dump)
-        diffs = [diff(dumps[a], dumps[b], *self._readers(a, b)) for a, b in _pairs(dumps)]
-        return Dumped(asked.out, dumps, tuple(diffs), self.seconds)
+        try:
+            for view, dump in dumps.items():
+                write_dump(manifest_path(asked.out, view), dump)
+        except BaseException:
+            for path in self._targets():  # none was there before
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            raise
+        return dumps
 
     def _check_folders(self) -> None:
         given, origin = self.asked.checkpoint, self.asked.copy_missing
@@ -296,6 +327,8 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be made: {error.strerror}", "choose another folder") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {folder} cannot be written to", "choose another folder")
 
 
 def _pairs(dumps: Mapping[str, Dump]) -> list[tuple[str, str]]:

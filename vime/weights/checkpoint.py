@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,7 +71,14 @@ def shard_files(folder: Path) -> list[Path]:
     """The *.safetensors files of a folder, those of its index where there is one; UsageError if one is not there."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{index}: is no index ({type(error).__name__}: {error})", "copy the model again"
+            ) from None
+        if strange := sorted(str(n) for n in names if not isinstance(n, str) or Path(n).name != n):
+            raise UsageError(f"{index} names {strange[0]}, which is no file beside it", "copy the model again")
         missing = sorted(n for n in names if not (folder / n).exists())
         if missing:
             raise UsageError(f"{index} names files that do not exist: {', '.join(missing)}")
@@ -79,10 +87,15 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def file_specs(file: Path) -> list[TensorEntry]:
-    """Of one safetensors file, from its header."""
-    with file.open("rb") as stream:
-        (size,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(size))
+    """Of one safetensors file, from its header. UsageError for a file that is none."""
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > os.fstat(stream.fileno()).st_size:
+                raise ValueError(f"header of {size} bytes")
+            header = json.loads(stream.read(size))
+    except (OSError, ValueError, struct.error) as error:
+        raise UsageError(f"{file}: no complete safetensors file ({error})", "copy or dump it again") from None
     for name, info in header.items():
         if name != "__metadata__" and info["dtype"] not in SAFETENSORS_DTYPES:
             rule = f"known: {', '.join(SAFETENSORS_DTYPES)}"

@@ -7,11 +7,13 @@ order they come, and the disk's room is checked first.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +113,15 @@ def require_room(folder: Path, needed: int) -> None:
         )
 
 
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """The system's refusal to write below ``path`` as a VimeError."""
+    try:
+        yield
+    except OSError as error:
+        raise VimeError(f"{path} cannot be written: {error.strerror or error}", "is the disk full?") from error
+
+
 class FolderWriter:
     """Writes tensors of a plan, in any order, below an existing folder. ``close`` in the end, whatever happens."""
 
@@ -118,9 +129,14 @@ class FolderWriter:
         self.folder, self.plan = folder, plan
         self._left = set(plan.places)
         self._files: dict[str, int] = {}
-        for file, header in plan.headers.items():
-            self._files[file] = os.open(folder / file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            self._write(file, memoryview(header), 0)
+        try:
+            for file, header in plan.headers.items():
+                with refused(folder / file):
+                    self._files[file] = os.open(folder / file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._write(file, memoryview(header), 0)
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Raises VimeError if the disk refuses, KeyError for a tensor that was not planned."""
@@ -134,21 +150,20 @@ class FolderWriter:
         self._left.discard(name)
 
     def _write(self, file: str, data: memoryview, at: int) -> None:
-        try:
+        with refused(self.folder / file):
             while len(data):
                 done = os.pwrite(self._files[file], data, at)
                 data, at = data[done:], at + done
-        except OSError as error:
-            raise VimeError(f"{self.folder / file} cannot be written: {error.strerror}", "is the disk full?") from error
 
     def finish(self) -> None:
         """Every planned tensor has come and is on the disk, with the index of more than one file."""
         if self._left:
             raise VimeError(f"{self.folder}: {len(self._left)} tensors never came, first {min(self._left)}")
-        if len(self._files) > 1:
-            (self.folder / INDEX).write_text(json.dumps(self.plan.index(), indent=2) + "\n", encoding="utf-8")
-        for descriptor in self._files.values():
-            os.fsync(descriptor)
+        with refused(self.folder):
+            if len(self._files) > 1:
+                (self.folder / INDEX).write_text(json.dumps(self.plan.index(), indent=2) + "\n", encoding="utf-8")
+            for descriptor in self._files.values():
+                os.fsync(descriptor)
 
     def close(self) -> None:
         while self._files:
@@ -225,20 +240,46 @@ def record_stream(
 
 def copy_beside(source: Path, folder: Path, dtype: str) -> None:
     """config.json (with the dtype of the tensors), tokenizer and generation settings of a Hugging Face folder."""
-    for file in sorted(source.iterdir()):
-        is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-        if file.is_file() and not is_weights and not file.name.startswith(".") and file.name != "config.json":
-            shutil.copyfile(file, folder / file.name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with refused(folder):
+        for file in sorted(source.iterdir()):
+            is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+            if file.is_file() and not is_weights and not file.name.startswith(".") and file.name != "config.json":
+                shutil.copyfile(file, folder / file.name)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def require_absent(path: Path) -> None:
+    """UsageError where something has that name, be it a link to nothing."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists already", "choose another --out, or remove it")
+
+
+def unfinished(final: Path) -> Path:
+    """Where ``final`` is written until all of it is on the disk."""
+    return final.with_name(f".{final.name}.writing")
+
+
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """No other process dumps into ``folder``, which exists, meanwhile; UsageError where one does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "choose another folder with --out"
+            raise UsageError(f"--out {folder}: another dump writes there", hint) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def writing_folder(final: Path) -> Path:
     """A fresh folder beside ``final`` to write in; ``put_in_place`` gives it its name. UsageError where it exists."""
-    if final.exists():
-        raise UsageError(f"{final} exists already", "choose another --out, or remove it")
-    folder = final.with_name(f".{final.name}.writing")
+    require_absent(final)
+    folder = unfinished(final)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
@@ -249,6 +290,7 @@ def writing_folder(final: Path) -> Path:
 
 def put_in_place(written: Path, final: Path) -> None:
     """The folder gets its name when all of it is on the disk."""
-    sync_folder(written)
-    written.rename(final)
-    sync_folder(final.parent)
+    with refused(final):
+        sync_folder(written)
+        written.rename(final)
+        sync_folder(final.parent)

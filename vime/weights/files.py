@@ -15,7 +15,7 @@ from vime.types import TensorEntry
 from vime.weights.checkpoint import file_specs, read_specs, shard_files
 from vime.weights.compare import Read, WeightDiff, diff
 from vime.weights.dump import INDEX, FolderPlan, FolderWriter
-from vime.weights.manifest import layer_of
+from vime.weights.manifest import digest, layer_of
 from vime.weights.manifest_file import SUFFIX, Dump, TensorRecord, manifests_in, read_dump
 from vime.weights.shards import Shards
 from vime.weights.shm import num_bytes
@@ -73,7 +73,20 @@ def compare_paths(a: Path, b: Path) -> list[WeightDiff]:
 
 def _of_manifest(file: Path) -> Opened:
     dump = read_dump(file)
-    return Opened(file, dump, None if dump.folder is None else Shards(dump.folder).tensor)
+    return Opened(file, dump, None if dump.folder is None else _checked(dump, Shards(dump.folder)))
+
+
+def _checked(dump: Dump, shards: Shards) -> Read:
+    """Reads the tensors beside a manifest; UsageError for one that is not what the manifest says."""
+
+    def read(name: str) -> torch.Tensor:
+        tensor = shards.tensor(name) if name in shards else None
+        if tensor is None or digest(tensor) != dump.tensors[name].digest:
+            what = "is not there" if tensor is None else "has other bytes than its manifest says"
+            raise UsageError(f"{dump.folder}: {name} {what}", "dump the weights again")
+        return tensor
+
+    return read
 
 
 def _of_folder(folder: Path) -> Opened:
@@ -82,14 +95,15 @@ def _of_folder(folder: Path) -> Opened:
     names = [name for name in shards.names() if not BUFFERS.search(name)]
     records = {name: record_of(name, shards.tensor(name)) for name in names}
     config = _config(folder)
+    family, vocab_size = config.get("model_type", ""), config.get("vocab_size", 0)
     dump = Dump(
         version=0,
         origin=str(folder),
         tensors=records,
-        family=str(config.get("model_type", "")),
+        family=family if isinstance(family, str) else "",
         model=str(folder),
         is_tied=bool(config.get("tie_word_embeddings", False)),
-        vocab_size=int(config.get("vocab_size", 0)),
+        vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         folder=folder,
     )
     return Opened(folder, dump, shards.tensor)
@@ -97,7 +111,11 @@ def _of_folder(folder: Path) -> Opened:
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UsageError(f"{file}: is not JSON ({error})", "a Hugging Face folder has one") from None
+    return found if isinstance(found, dict) else {}
 
 
 # ---------------------------------------------------------------- a folder's tensors

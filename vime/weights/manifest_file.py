@@ -13,7 +13,7 @@ from vime.errors import UsageError
 from vime.files import whole_file
 from vime.types import TensorEntry, WeightManifest
 from vime.weights.manifest import layer_of, manifest_digest
-from vime.weights.shm import num_bytes
+from vime.weights.shm import DTYPE_BYTES, num_bytes
 
 FORMAT = 1
 SUFFIX = ".manifest.json"
@@ -79,14 +79,41 @@ class TensorRecord:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> TensorRecord:
-        """TypeError or KeyError for what is no record."""
+        """TypeError, ValueError or KeyError for what is no record."""
         given = dict(row)
-        given["shape"] = tuple(int(n) for n in given["shape"])
+        given["shape"] = tuple(given["shape"])
         given["rows"] = tuple(given.get("rows", ()))
-        return cls(**given)
+        record = cls(**given)
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        for name, kind in _TYPES.items():
+            _require_type(getattr(self, name), kind, f"{self.name}: {name}")
+        for each in self.shape:
+            _require_type(each, int, f"{self.name}: shape")
+        for text in self.rows:
+            _require_type(text, str, f"{self.name}: rows")
+        num_blocks = -(-self.shape[0] // self.block) if self.block > 0 and self.shape else 0
+        if min(self.shape, default=0) < 0 or len(self.rows) != num_blocks:
+            raise ValueError(f"{self.name}: shape {list(self.shape)} and {len(self.rows)} blocks of {self.block} rows")
 
 
 _ALWAYS = ("name", "shape", "dtype", "digest", "l2")
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "dtype", "digest", "how", "bag"), str),
+    **dict.fromkeys(("l2", "minimum", "maximum", "mean"), (int, float)),
+    **dict.fromkeys(("num_nonfinite", "block"), int),
+    "is_bf16": bool,
+}
+
+
+def _require_type(value: Any, kind: type | tuple[type, ...], what: str) -> None:
+    """TypeError for another type, ValueError for a number that is not finite."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{what} = {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{what} = {value}")
 
 
 @dataclass(frozen=True)
@@ -129,6 +156,7 @@ class Dump:
         }
 
 
+_ABOUT_TYPES = {"version": int, "is_tied": bool, "vocab_size": int}  # the others are texts
 _ABOUT = tuple(f.name for f in fields(Dump) if f.name not in ("tensors", "buffers", "folder"))
 
 
@@ -139,10 +167,13 @@ def write_dump(path: Path, dump: Dump) -> None:
 
 
 def read_dump(path: Path) -> Dump:
-    """A manifest file. UsageError if it is none, or of a newer format. ``VIEW/`` beside it holds its tensors."""
+    """A manifest file. ``VIEW/`` beside it holds its tensors.
+
+    UsageError if it is none, of a newer format, or not as it was written: types, shapes, the digest of the whole.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: is no manifest (not JSON: {error})", _HINT) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})", _HINT) from None
@@ -153,12 +184,24 @@ def read_dump(path: Path) -> Dump:
     folder = path.with_name(path.name.removesuffix(SUFFIX))
     try:
         about: dict[str, Any] = {name: content[name] for name in _ABOUT}
+        for name, value in about.items():
+            _require_type(value, _ABOUT_TYPES.get(name, str), name)
         parts: dict[str, Any] = {part: _records(content[part]) for part in ("tensors", "buffers")}
+        dump = Dump(**about, **parts, folder=folder if any(folder.glob("*.safetensors")) else None)
+        _check_whole(dump, content["digest"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{path}: damaged manifest ({type(error).__name__}: {error})", "dump the weights again"
         ) from None
-    return Dump(**about, **parts, folder=folder if any(folder.glob("*.safetensors")) else None)
+    return dump
+
+
+def _check_whole(dump: Dump, digest: Any) -> None:
+    """ValueError where a tensor is of a type that no checkpoint has, or was changed, added or lost since."""
+    if unknown := {record.dtype for record in dump.tensors.values()} - DTYPE_BYTES.keys():
+        raise ValueError(f"dtype {min(unknown)}")
+    if digest != (found := manifest_digest(dump.manifest())):
+        raise ValueError(f"its digest is {digest}, its tensors give {found}")
 
 
 _HINT = "name a manifest (VIEW.manifest.json), a folder with one in it, or a Hugging Face folder"

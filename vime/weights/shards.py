@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vime.errors import VimeError
+from vime.errors import UsageError, VimeError
 from vime.weights.checkpoint import shard_files
 
 if TYPE_CHECKING:
@@ -50,15 +50,22 @@ class Shards:
     """The tensors of a folder by name; a tensor is read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
+        """Raises UsageError for a file that is no complete safetensors file."""
+        from safetensors import SafetensorError, safe_open
 
         self._of: dict[str, Any] = {}
         for file in shard_files(folder):
-            handle = safe_open(file, "pt")
+            try:
+                handle = safe_open(file, "pt")
+            except (OSError, SafetensorError) as error:
+                raise UsageError(f"{file}: no complete safetensors file ({error})", "copy or dump it again") from error
             self._of.update(dict.fromkeys(handle.keys(), handle))
 
     def names(self) -> list[str]:
         return list(self._of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
 
     def tensor(self, name: str) -> torch.Tensor:
         """Raises KeyError for a name that is not there."""
