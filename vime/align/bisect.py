@@ -50,10 +50,10 @@ CAUSES = {
 """By part, where the weights are the same on both sides."""
 OTHERWISE = "the export gives them a wrong name or order of rows, or the computation itself differs (kernel, dtype)"
 NEXT_STEPS = {
-    "attn_out": "vime align-check --only buffers; then megatron.transformer.attention_backend = flash",
-    "mlp_out": "vime align-check --only routing, for a model with experts",
+    "attn_out": "vime align-check RUN.toml --only buffers; then megatron.transformer.attention_backend = flash",
+    "mlp_out": "vime align-check RUN.toml --only routing, for a model with experts",
     "router": "megatron.transformer.moe_router_dtype = fp32",
-    LOG_PROB: "vime align-check --only head",
+    LOG_PROB: "vime align-check RUN.toml --only head",
 }
 BYTES_AT_ONCE = 64 << 20
 """Of outputs in one answer of one side."""
@@ -158,7 +158,7 @@ class Bisection:
         if self.first is None:
             return ""
         if any(weight.is_equal is False for weight in self.weights):
-            return "vime align-check --only weights,names tells how the tensors differ and which side is wrong"
+            return "vime align-check RUN.toml --only weights,names tells how the tensors differ and which side is wrong"
         return NEXT_STEPS.get(
             part_of(self.first.point), "compare both sides with --against hf: it tells which is wrong"
         )

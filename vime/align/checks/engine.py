@@ -54,7 +54,7 @@ def _cause(verdict: Verdict, num_bad: int, num_samples: int) -> tuple[str, str]:
     return (
         "the two sides compute otherwise: the failed term among 8a to 8j says which; where none failed, the "
         "model's own computation in one of them",
-        "vime align-check --bisect names the first operation that differs",
+        "vime align-check RUN.toml --bisect names the first operation that differs",
     )
 
 

@@ -104,7 +104,7 @@ def _refused(first: Learned) -> CheckResult:
     return CheckResult(
         NAME, Verdict.FAIL, first.refused, "every trained token of every sample enters the loss once", (),
         "samples were split over the data-parallel ranks, or packed, wrongly",
-        "a fault of the trainer: vime replay --vs one on a record of this rollout locates it",
+        "a fault of the trainer: vime replay RUN.toml --load RECORD --vs one locates it",
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _skipped_alone(other: OneProcess, first: Learned, allowed: Limits) -> CheckR
     return CheckResult(
         NAME, Verdict.FAIL, f"{other.layout} skipped the step that the run took: {first.stats.loss:.6g} is the run's "
         "loss", _limit(allowed), (), "the loss or a gradient of one process is no number, or it has nothing to train "
-        "on", "vime replay --vs one on a record of this rollout repeats the comparison",
+        "on", "vime replay RUN.toml --load RECORD --vs one repeats the comparison",
     )  # fmt: skip
 
 
@@ -121,7 +121,8 @@ def _other_weights(bench: Bench, other: OneProcess, changed: list[str]) -> Check
     return CheckResult(
         NAME, Verdict.FAIL, f"{len(changed)} of {len(other.before.tensors)} weights are not those that {other.layout} "
         "loads from the same folder: their gradients cannot be compared", "bitwise, before the step", lines,
-        "the checkpoint is not loaded alike in this layout, or a step was taken before", "look at the check loaded",
+        "the checkpoint is not loaded alike in this layout, or a step was taken before",
+        "vime align-check RUN.toml --only loaded,names",
     )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def _differs(
         _limit(allowed),
         tuple(dict.fromkeys((*evidence, MADE_UP))),
         cause or CAUSES[first_row.quantity],
-        "vime replay --vs one on a record of this rollout repeats the comparison; change one size of parallel.* at a "
+        "vime replay RUN.toml --load RECORD --vs one repeats the comparison; change one size of parallel.* at a "
         "time to see which sum is wrong",
         numbers=_numbers(rows, allowed),
         explained_by=None if rows["log_probs"].verdict == Verdict.FAIL else OF_THE_BACKWARD,

@@ -66,7 +66,7 @@ def _cause(wrong: Sequence[LoadedParameter], unloaded: Sequence[LoadedParameter]
         return "only the reference is wrong", "is model.ref_path the folder that is meant?"
     return (
         "values were changed, split or placed otherwise than the files say",
-        "vime dump-weights RUN.toml --from trainer, and --diff with --from checkpoint, compares the values",
+        "vime dump-weights RUN.toml --from checkpoint --from trainer compares the values",
     )
 
 

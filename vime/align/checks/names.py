@@ -31,7 +31,10 @@ CAUSES = {
     "value": "rows are in another order: shards of fused matrices (qkv, gate/up) joined in the order of the ranks, or "
     "a matrix that is transposed",
 }
-NEXT = "vime dump-weights --diff compares values; parallel.tp=1 parallel.pp=1 shows whether the layout is the cause"
+NEXT = (
+    "vime dump-weights RUN.toml --from checkpoint --from trainer --html FILE shows every tensor; with parallel.tp=1 "
+    "parallel.pp=1 too, whether the layout is the cause"
+)
 
 
 def run(bench: Bench) -> CheckResult:

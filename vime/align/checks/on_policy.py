@@ -119,7 +119,7 @@ def _cause_of_norm(first: Learned) -> tuple[str, str]:
             "normaliser that is too small, or a kernel of the backward pass",
             "the check gradients compares every parameter with one process; algo.loss_normalization = token_mean",
         )
-    return "no gradient arrives at the parameters", "look at the check gradients, and at what is frozen"
+    return "no gradient arrives at the parameters", "vime align-check RUN.toml --only gradients; is something frozen?"
 
 
 def _cause(bench: Bench) -> tuple[str, str]:

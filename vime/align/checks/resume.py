@@ -27,7 +27,8 @@ def run(bench: Bench) -> CheckResult:
         wrong.append(
             (
                 f"engine - trainer {gap}", gap.worst_tokens(bench.tokenizer), "the first generation after the resume "
-                "does not come from the resumed weights (case A16)", "look at the sync that follows the load",
+                "does not come from the resumed weights (case A16)",
+                "vime align-check RUN.toml --only weights: is the sync itself right?",
             )
         )  # fmt: skip
     limit = f"weights, log-probs of trainer and reference: bitwise; engine: {band.reason}"

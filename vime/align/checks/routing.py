@@ -107,7 +107,7 @@ def run(bench: Bench) -> CheckResult:
     if trainer.layers != engine.layers:
         return CheckResult(
             NAME, Verdict.FAIL, f"layers with experts: trainer {trainer.layers}, engine {engine.layers}",
-            cause="the sides do not build the same model", next_step="vime align-check --only names",
+            cause="the sides do not build the same model", next_step="vime align-check RUN.toml --only names",
         )  # fmt: skip
     return judged(Experts(bench.batch, trainer, engine, terms), bench.config.model.dtype)
 
@@ -137,7 +137,7 @@ def _reading(found: Experts, is_beyond: bool) -> tuple[Verdict, str, str]:
         return (
             Verdict.FAIL,
             "the routers disagree by more than rounding: a bias or weight that one side has not, or another scoring",
-            "vime align-check --only weights,names for mlp.gate; then --bisect, which shows the router's logits",
+            "vime align-check RUN.toml --only weights,names for mlp.gate; then --bisect, for the router's logits",
         )
     band = found.compared.band
     if found.gap_of(~found.is_touched_T)[0] > band.fail_max:

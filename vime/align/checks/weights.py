@@ -129,9 +129,12 @@ def _cause(
     if side == "holds":
         return (
             "the engine received the right bytes and put them elsewhere, or changed them afterwards",
-            "vime dump-weights RUN.toml --from engine-held, and --diff, names the tensor and its rows",
+            "vime dump-weights RUN.toml --from trainer --from engine-held names the tensor and its rows",
         )
-    return "bytes change between the trainer's export and the engine's loader", "vime dump-weights --diff on both ends"
+    return (
+        "bytes change between the trainer's export and the engine's loader",
+        "vime dump-weights RUN.toml --from trainer --from engine-received shows what changes",
+    )
 
 
 def _rounded(
