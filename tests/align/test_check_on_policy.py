@@ -41,6 +41,20 @@ def test_the_step_itself_is_off_while_its_signed_mean_is_not(tmp_path):
     assert "ratio of the step itself: mean |log ratio| 1e-07" in found.measured
 
 
+@pytest.mark.parametrize("where", ["another forward", "the step itself"])
+def test_a_ratio_that_is_no_number_is_not_1(tmp_path, where):
+    bench = stepped(tmp_path)
+    if where == "another forward":
+        again_T = bench.first.log_probs_T.copy()
+        again_T[3] = np.nan
+        bench.change_first(again_T=again_T)
+    else:
+        bench.change_first(stats=stats(**{"train/ppo_kl_abs": np.nan}))
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert found.numbers[f"ratio of {where}"] == np.inf
+
+
 def test_kl_to_the_reference(tmp_path):
     bench = stepped(tmp_path)
     bench.change_first(ref_log_probs_T=bench.first.log_probs_T - np.float32(0.1) * bench.first.batch.loss_mask_T)

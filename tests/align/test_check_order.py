@@ -35,3 +35,22 @@ def test_an_engine_whose_samples_alone_depend_on_the_order(net):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert "samples depends on the order" in found.cause
+
+
+def test_samples_that_part_at_their_first_token_are_held_against_their_scores(net):
+    """A21: nothing is shared that could be compared."""
+    bench = two_sides(net)
+    bench.batch  # noqa: B018
+    generate, calls = bench.engine.generate, []
+
+    def wrong(prompts, seeds, sampling=None):
+        calls.append(1)
+        found = generate(prompts, seeds, sampling)
+        for (sample,) in found if len(calls) == 2 else []:
+            sample.token_ids[sample.prompt_len] = (sample.token_ids[sample.prompt_len] + 1) % 20
+        return found
+
+    bench.engine.generate = wrong
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    assert "0 of 16 samples identical" in found.measured

@@ -65,5 +65,28 @@ def test_rounding_of_bfloat16_is_a_warning_with_a_next_step(net):
     bench.engine.cache_error = 0.1
     found = CHECK.run(bench)
     assert found.verdict == Verdict.WARN
-    assert "computed against cached" in found.cause
+    assert found.cause.startswith("rounding, or a cache that changes log-probs")
     assert "enable_prefix_caching = false" in found.next_step
+
+
+@pytest.mark.parametrize("damage", ["part", "nan"])
+def test_an_answer_from_the_cache_that_shares_nothing_or_is_no_number(net, damage):
+    """A15: keys of other weights may change the very first token; the second of three answers is the cached one."""
+    bench = two_sides(net)
+    sample_of, calls = bench.engine._sample, []
+
+    def wrong(*args):
+        found = sample_of(*args)
+        calls.append(1)
+        if len(calls) == 3 and damage == "nan":  # the one after the sync
+            found.rollout_log_probs[found.prompt_len] = float("nan")
+        elif len(calls) == 2 and damage == "part":
+            found.token_ids[found.prompt_len] = (found.token_ids[found.prompt_len] + 1) % 20
+        return found
+
+    bench.batch  # noqa: B018
+    bench.engine._sample = wrong
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.FAIL
+    if damage == "part":
+        assert found.numbers["computed against cached"] == 0.0

@@ -6,6 +6,8 @@ from two_sides import two_sides
 
 from vime.align.checks import sampling
 from vime.align.checks.sampling import CHECK
+from vime.align.gap import Band
+from vime.align.hypotheses import Hypothesis
 from vime.types import Verdict
 
 
@@ -147,3 +149,18 @@ def test_a_live_engine_that_is_greedy_where_the_run_is_not(net):
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert "temperature = 0" in found.measured
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "mean", "explains"),
+    [
+        ("float32", 1.9e-5, 1e-6, True),
+        ("float32", 2.1e-5, 1e-6, False),  # what is left must be rounding, twice the limit of 1e-5
+        ("float32", 1e-5, 0.9e-5, False),  # hardly less than before
+        ("bfloat16", 0.3, 0.9e-5, False),
+        ("bfloat16", 0.3, 0.6e-5, True),  # single tokens are off in any case
+    ],
+)
+def test_what_a_setting_must_leave_to_explain_a_difference(dtype, largest, mean, explains):
+    one = Hypothesis("top_p = 0.8", largest, mean, 2e-5, "", "")
+    assert one.explains(Band.of(dtype, 4)) is explains

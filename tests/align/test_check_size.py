@@ -30,10 +30,11 @@ def bench(size: float, engine: float | None = None, spec=LARGE, **more) -> FakeB
         (3.0, Verdict.WARN, "near that of a guess among all tokens (3.47)"),
         (4.5, Verdict.FAIL, "less likely than a guess"),
         (float("inf"), Verdict.FAIL, "less likely than a guess"),
+        (float("nan"), Verdict.FAIL, "less likely than a guess"),
     ],
 )
 def test_the_bands_of_a_large_model(size: float, verdict: Verdict, cause: str) -> None:
-    result = run(bench(size, engine=min(size, 5.0)))
+    result = run(bench(size, engine=min(5.0, size)))
     assert result.verdict == verdict
     assert cause in result.cause
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vime.align.gap import Band, Gap, few_rows, rise
+from vime.align.gap import Band, Gap, few_rows, largest, rise
 from vime.types import RolloutBatch, Sample, Verdict
 
 
@@ -65,6 +65,19 @@ def test_bfloat16_warns_of_single_tokens_and_fails_by_means():
     one_bad = gap(batch(102, 12), **{f"t{t}": 0.6 for t in range(104, 114)})
     assert one_bad.mean < band.fail_mean
     assert band.verdict(one_bad) == Verdict.FAIL
+
+
+def test_a_sample_of_few_tokens_has_no_mean_of_its_own():
+    """The mean of 7 tokens is that of one outlier, as healthy models have; of 8 it is one."""
+    few, enough = (gap(batch(102, 2 + n), **{f"t{t}": 0.6 for t in range(104, 104 + n)}) for n in (7, 8))
+    assert Band.of("bfloat16", 4).verdict(few) == Verdict.WARN
+    assert Band.of("bfloat16", 4).verdict(enough) == Verdict.FAIL
+
+
+def test_the_largest_difference_is_infinite_where_one_is_no_number():
+    assert largest([np.array([1.0]), np.array([2.0])], [np.array([1.5]), np.array([4.0])]) == 2.0
+    assert largest([np.array([1.0]), np.array([np.nan])], [np.array([1.5]), np.array([4.0])]) == np.inf
+    assert largest([], []) == 0.0
 
 
 def test_what_is_no_number_fails_and_comes_first():

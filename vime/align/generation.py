@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vime.align.bench import Bench
-from vime.align.gap import Band, Gap
+from vime.align.gap import Band, Gap, largest
 from vime.align.oracle import NEUTRAL
 from vime.types import CheckResult, Prompt, RolloutBatch, Sample, Verdict
 
@@ -45,10 +45,18 @@ def same_until(ours: Sample, theirs: Sample) -> int:
 
 
 def gap_until_they_part(ours: Sample, theirs: Sample) -> float:
-    """Largest |difference| of the log-probs of the tokens that two samples share."""
+    """Largest |difference| of the log-probs of the tokens that two samples share; NaN counts as infinite. Of two that
+    part at once it says nothing: see ``gap_to_scores``.
+    """
     n = same_until(ours, theirs)
-    size = np.abs(ours.rollout_log_probs[:n].astype(np.float64) - theirs.rollout_log_probs[:n])
-    return float(size.max(initial=0.0))
+    return largest([ours.rollout_log_probs[:n]], [theirs.rollout_log_probs[:n]])
+
+
+def gap_to_scores(bench: Bench, samples: Sequence[Sample]) -> float:
+    """Largest |difference| of plainly sampled tokens to the engine's fresh scores of them, which read no cache."""
+    scores = bench.engine.score([sample.token_ids for sample in samples]) if samples else []
+    sampled = [sample.rollout_log_probs[sample.loss_mask] for sample in samples]
+    return largest(sampled, [s[sample.loss_mask] for s, sample in zip(scores, samples, strict=True)])
 
 
 def scores_differ(

@@ -9,7 +9,7 @@ import numpy as np
 
 from vime.align.bench import Bench
 from vime.align.gap import Band, largest
-from vime.align.generation import PLAIN, gap_until_they_part
+from vime.align.generation import PLAIN, gap_to_scores, gap_until_they_part
 from vime.align.walk import Check
 from vime.types import CheckResult, Prompt, Sample, Verdict
 
@@ -44,6 +44,7 @@ def run(bench: Bench) -> CheckResult:
         "computed against cached": gap_until_they_part(computed, cached),
         "before against after a sync of the same weights": gap_until_they_part(computed, fresh),
         "scored with a full against an empty cache": largest(scored, rescored),
+        "sampled from the cache against scored anew": gap_to_scores(bench, [cached, fresh]),  # also where they part
     }
     return _verdict(bench, len(prompt.token_ids), (num_found, num_stale), gaps)
 
