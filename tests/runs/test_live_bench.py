@@ -13,7 +13,7 @@ import pytest
 from vime.align.bench import Unavailable
 from vime.errors import UsageError, VimeError
 from vime.runs.bench import LiveBench
-from vime.runs.sides import Devices, Life
+from vime.runs.sides import Devices, Life, ending
 from vime.types import Verification, WeightManifest
 
 
@@ -71,6 +71,23 @@ def test_what_rests_on_a_failed_fact_fails_with_it_and_is_not_itself_failed(benc
     bench.check = "size"
     with pytest.raises(Unavailable, match="failed in check weights: engine 0 died"):
         rests()
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"), [("an engine ended in check decode: killed", None), ("", "ending the engines")]
+)
+def test_that_a_dead_side_cannot_be_ended_does_not_hide_what_was_found(end: str, raised: str | None) -> None:
+    said: list[str] = []
+
+    def fails() -> None:
+        raise VimeError("ending the engines: engine 0 died\ndetails")
+
+    life = Life("an engine", lambda: "decode", fails, end)
+    with nullcontext() if raised is None else pytest.raises(VimeError, match=raised), ExitStack() as all_ends:
+        all_ends.enter_context(ending(life, SimpleNamespace(warn=said.append))).callback(fails)
+    assert said == ([] if raised else [f"{end}; ending the engines: engine 0 died"])
+    with pytest.raises(KeyError), ending(life, SimpleNamespace(warn=said.append)):
+        raise KeyError("in the walk")
 
 
 def test_a_side_that_ended_makes_the_rest_unavailable() -> None:

@@ -87,7 +87,8 @@ def align_check(*, loaded: Loaded, console: Progress, asked: Asked) -> Aligned:
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())
         report = walked(loaded, asked, observer, scratch, stack, faults)
-    return Aligned(report, _kept(report, folder, asked))
+        files = _kept(report, folder, asked)  # before anything is ended, which may fail
+    return Aligned(report, files)
 
 
 def walked(

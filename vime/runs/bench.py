@@ -23,7 +23,7 @@ from vime.protocols import Rollouts
 from vime.runs import injection
 from vime.runs.injection import Injection
 from vime.runs.parts import Begun, Prompts, begin, introduce_trainer, rollouts_of, transport_of, up
-from vime.runs.sides import HEALTH_SECONDS, Devices, Life, LiveEngine, LiveTrainer
+from vime.runs.sides import HEALTH_SECONDS, Devices, Life, LiveEngine, LiveTrainer, ending
 from vime.types import RolloutBatch, WeightManifest
 from vime.weights.checkpoint import checkpoint_manifest
 from vime.weights.transport import ShmTransport
@@ -189,10 +189,11 @@ class LiveBench:
         ray = self.begun.engines
         if ray is None:
             raise VimeError("no engine was started: the checks that were asked for need none")
-        with self.observer.phase("starting the engines"):
-            infos = up(ray, self.observer.progress, self.stack)
-        self.devices.engines = ray
         life = Life("an engine", lambda: self.check, lambda: ray.ping(HEALTH_SECONDS))
+        ends = self.stack.enter_context(ending(life, self.observer.progress))
+        with self.observer.phase("starting the engines"):
+            infos = up(ray, self.observer.progress, ends)
+        self.devices.engines = ray
         self._infos = infos
         return LiveEngine(self.config, ray, self.devices, life, about=infos[0])
 

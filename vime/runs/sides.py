@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from vime.cluster.engines import RayEngine, RayEngines
 from vime.cluster.trainer import RayTrainer
 from vime.config.schema import Config
 from vime.errors import OutOfTime, UsageError, VimeError
+from vime.log import Progress
 from vime.types import Prompt, RolloutBatch, Sample, StepStats, TrainData, WeightManifest
 from vime.weights.transport import ShmTransport
 
@@ -56,6 +57,20 @@ class Life:
             self.ping()
         except VimeError:
             self.end = f"{self.name} ended in check {self.check()}: {error.message.splitlines()[0]}"
+
+
+@contextmanager
+def ending(life: Life, say: Progress) -> Iterator[ExitStack]:
+    """The stack of what ends a side. Of a side whose end a check has met, it is no failure that it cannot be ended."""
+    with ExitStack() as stack:
+        yield stack
+        ends = stack.pop_all()
+    try:
+        ends.close()
+    except VimeError as error:
+        if not life.end:
+            raise
+        say.warn(f"{life.end}; {error.message.splitlines()[0]}")
 
 
 @dataclass
