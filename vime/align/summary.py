@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from vime.align.walk import Check
 from vime.types import AlignReport, CheckResult, Verdict
 
 COLUMNS = ("step", "check", "verdict", "measured", "limit")
+FOLLOWED_WIDTH = 90
+"""Of what a consequence measured, in words; the page and the JSON have all of it."""
 _ORDER = (Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.NOT_TESTED, Verdict.SKIP)
 
 
@@ -55,7 +58,8 @@ def told(report: AlignReport, checks: Sequence[Check]) -> Iterator[str]:
         yield ""
     followed = [found for found in report.checks if found.verdict == Verdict.FAIL and found.follows]
     for found in followed:
-        yield f"FAIL {known[found.name].step} {found.name}, follows from {found.follows}: {found.measured}"
+        measured = textwrap.shorten(found.measured, FOLLOWED_WIDTH, placeholder=" ...")
+        yield f"FAIL {known[found.name].step} {found.name}, follows from {found.follows}: {measured}"
     if followed:
         yield ""
 
