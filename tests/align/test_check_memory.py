@@ -74,6 +74,17 @@ def test_a_rank_that_holds_more_than_its_like(tmp_path):
     assert "ranks of stage 0: trainer rank 1 holds 600 MB (rss), trainer rank 0 400 MB" in found.measured
 
 
+@pytest.mark.parametrize(("smaller", "larger"), [(400, 480), (10, 70)])
+def test_a_fifth_more_or_a_little_more_is_no_skew(tmp_path, smaller, larger):
+    bench = stepped(tmp_path)
+    bench.trainer.held = {"trainer rank 0": smaller * MB, "trainer rank 1": larger * MB}
+    both = {process: {"rss": held} for process, held in bench.trainer.held.items()}
+    memory = dict.fromkeys(("sync", "generate", "log_probs", "train"), both)
+    bench.change_first(memory=memory)
+    bench.change_second(memory=memory)
+    assert CHECK.run(bench).verdict == Verdict.PASS
+
+
 def test_stages_of_a_pipeline_may_differ(tmp_path):
     bench = stepped(tmp_path, parallel={"pp": 2})
     bench.trainer.held["trainer rank 1"] = 600 * MB

@@ -76,7 +76,9 @@ def test_experts_have_a_cause_of_their_own(tmp_path):
 def test_the_band_of_the_gradient(tmp_path, norm, verdict):
     bench = stepped(tmp_path)
     bench.change_first(stats=stats(norm))
-    assert CHECK.run(bench).verdict == verdict
+    found = CHECK.run(bench)
+    assert found.verdict == verdict
+    assert found.explained_by == (("loaded",) if verdict == Verdict.FAIL else None)
 
 
 def test_what_does_not_hold_is_said_and_not_asked(tmp_path):

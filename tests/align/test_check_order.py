@@ -1,8 +1,11 @@
 """Two orders of the same requests (case A21)."""
 
+import numpy as np
+from fakes import sample
 from two_sides import two_sides
 
 from vime.align.checks.order import CHECK
+from vime.align.generation import gap_until_they_part, same_until
 from vime.types import Verdict
 
 
@@ -54,3 +57,16 @@ def test_samples_that_part_at_their_first_token_are_held_against_their_scores(ne
     found = CHECK.run(bench)
     assert found.verdict == Verdict.FAIL
     assert "0 of 16 samples identical" in found.measured
+
+
+def test_samples_are_compared_until_they_part():
+    """What follows other tokens is of another distribution."""
+    one = sample(0, response=(5, 6, 7), log_probs=[-1.0, -2.0, -3.0])
+    other = sample(0, response=(5, 9, 7), log_probs=[-1.25, -9.0, -9.0])
+    assert same_until(one, other) == one.prompt_len + 1
+    assert gap_until_they_part(one, other) == 0.25
+    longer = sample(0, response=(5, 6, 7, 8), log_probs=[-1.0, -2.5, -3.0, -9.0])
+    assert same_until(one, longer) == len(one.token_ids)
+    assert gap_until_they_part(one, longer) == 0.5
+    longer.rollout_log_probs[one.prompt_len] = np.nan
+    assert gap_until_they_part(one, longer) == np.inf

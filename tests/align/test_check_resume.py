@@ -35,6 +35,7 @@ def test_an_engine_with_the_weights_of_the_start(tmp_path):
     assert found.verdict == Verdict.FAIL
     assert "2 of 2 tensors of the engine are not the checkpoint's" in found.measured
     assert "engine - trainer max 0.3" in found.measured
+    assert found.explained_by == ("buffers", "loaded", "names", "second", "weights")
 
 
 def test_log_probs_alone_tell_where_no_worker_holds_whole_tensors(tmp_path):
@@ -43,6 +44,7 @@ def test_log_probs_alone_tell_where_no_worker_holds_whole_tensors(tmp_path):
     found = changed(tmp_path, held=None, batch=batch, log_probs_T=own_T)
     assert found.verdict == Verdict.FAIL
     assert "(case A16)" in found.cause
+    assert found.explained_by is None
 
 
 def test_a_reference_that_the_load_moved(tmp_path):
@@ -51,6 +53,7 @@ def test_a_reference_that_the_load_moved(tmp_path):
     found = changed(tmp_path, ref_after_T=own_T - (own_T < -0.75))
     assert found.verdict == Verdict.FAIL
     assert found.measured == "loading moved the reference: its log-probs differ at 16 of 28 tokens"
+    assert found.explained_by == ("determinism", "loaded", "reference")  # no temperature moves a reference
     assert "(case T21)" in found.cause
 
 

@@ -65,6 +65,20 @@ def test_samples_of_another_version(tmp_path):
     assert found.measured == "second rollout sampled with v0, the trainer is at v1"
 
 
+def test_a_version_that_does_not_advance_with_the_step(tmp_path):
+    """W21: trainer and engine agree on a version, and it is that of before the step."""
+    bench = stepped(tmp_path)
+    batch, own_T = rollout(1, 0)
+    same = replace(bench.second.before, version=0)
+    bench.change_second(batch=batch, log_probs_T=own_T, before=same, held=same)
+    assert CHECK.run(bench).verdict == Verdict.FAIL
+
+
+def test_a_gap_without_cached_tokens_is_no_stale_cache(tmp_path):
+    found = with_gap(stepped(tmp_path), 0.24, cached=(384, 0), rescored=(0.24, 2e-7))
+    assert found.cause.startswith("the engine holds the trainer's weights and computes otherwise")
+
+
 def test_a_step_that_changed_nothing(tmp_path):
     bench = stepped(tmp_path)
     bench.change_first(after=manifest(1, "a0", "b0"))

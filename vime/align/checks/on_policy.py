@@ -49,15 +49,22 @@ def run(bench: Bench) -> CheckResult:
     broken = [e for e in _equalities(bench, first, [what for what, _ in _left_out(bench)]) if e.worst]
     verdict, text = _judged_norm(first)
     numbers = {"grad_norm": first.stats.grad_norm, **{e.name: e.worst for e in broken}}
+    explained_by = ("loaded",) if verdict == Verdict.FAIL else None  # no noise takes the gradient away
     if broken:
         measured = "; ".join(f"{e.name}: {e.text}" for e in broken) + f"; {text}"
         evidence = (*(line for e in broken for line in e.where), *left_out)
         cause, next_step = _cause(bench)
-        return CheckResult(NAME, Verdict.FAIL, measured, _limit(), evidence, cause, next_step, numbers=numbers)
+        return CheckResult(
+            NAME, Verdict.FAIL, measured, _limit(), evidence, cause, next_step, numbers=numbers,
+            explained_by=explained_by,
+        )  # fmt: skip
     held = [name for name in ("ratio 1", "kl 0") if name.split()[0] not in {what for what, _ in _left_out(bench)}]
     measured = "; ".join([*(f"{name} at every token" for name in held), text])
     cause, next_step = ("", "") if verdict == Verdict.PASS else _cause_of_norm(first)
-    return CheckResult(NAME, verdict, measured, _limit(), (*left_out, MADE_UP), cause, next_step, numbers=numbers)
+    return CheckResult(
+        NAME, verdict, measured, _limit(), (*left_out, MADE_UP), cause, next_step, numbers=numbers,
+        explained_by=explained_by,
+    )  # fmt: skip
 
 
 def _limit() -> str:

@@ -15,13 +15,23 @@ from vime.types import CheckResult, RolloutBatch, Verdict
 NAME = "resume"
 Finding = tuple[str, tuple[str, ...], str, str]
 """(measured, evidence, cause, next step)"""
+EXPLANATIONS = (
+    ("loaded", "names", "determinism", "reference", "on_policy", "gradients"),
+    ("loaded", "determinism", "reference"),
+    ("loaded", "names", "weights", "buffers", "second"),
+)
+"""What may explain that the trainer, the reference or the engine is not as it was saved: fewer than what may explain
+log-probs that differ. Of several, what may explain them all.
+"""
 
 
 def run(bench: Bench) -> CheckResult:
     found = bench.resumed()
     band = Band.of_bench(bench)
     gap = Gap.of(found.batch, found.batch.rollout_log_probs_T, found.log_probs_T)
-    wrong = [*_wrong_trainer(found), *_wrong_reference(found), *_wrong_engine(found)]
+    parts = [list(part(found)) for part in (_wrong_trainer, _wrong_reference, _wrong_engine)]
+    wrong = [finding for part in parts for finding in part]
+    certain = [set(names) for part, names in zip(parts, EXPLANATIONS, strict=True) if part]
     verdict = band.verdict(gap)
     if verdict == Verdict.FAIL:
         wrong.append(
@@ -36,7 +46,10 @@ def run(bench: Bench) -> CheckResult:
     if wrong:
         measured = "; ".join(text for text, _, _, _ in wrong)
         evidence = tuple(line for _, lines, _, _ in wrong for line in lines)
-        return CheckResult(NAME, Verdict.FAIL, measured, limit, evidence, wrong[0][2], wrong[0][3], numbers=numbers)
+        return CheckResult(
+            NAME, Verdict.FAIL, measured, limit, evidence, wrong[0][2], wrong[0][3], numbers=numbers,
+            explained_by=tuple(sorted(set.intersection(*certain))) if certain else None,
+        )  # fmt: skip
     said, untested = _said(found)
     if untested:
         return CheckResult(NAME, Verdict.NOT_TESTED, said, limit, cause=untested, numbers=numbers)
