@@ -49,8 +49,8 @@ def test_samples_that_part_at_their_first_token_are_held_against_their_scores(ne
     def wrong(prompts, seeds, sampling=None):
         calls.append(1)
         found = generate(prompts, seeds, sampling)
-        for (sample,) in found if len(calls) == 2 else []:
-            sample.token_ids[sample.prompt_len] = (sample.token_ids[sample.prompt_len] + 1) % 20
+        for (answer,) in found if len(calls) == 2 else []:
+            answer.token_ids[answer.prompt_len] = (answer.token_ids[answer.prompt_len] + 1) % 20
         return found
 
     bench.engine.generate = wrong
