@@ -98,9 +98,11 @@ def align_check(
 
     Trainer and engine, on a small rollout of the run as it is configured. Exit code 1 where a check failed.
     """
+    from vime.preflight.packages import require
     from vime.preflight.small import Size
 
     if is_list:
+        require("the list of checks", "numpy")
         output.checks(as_json)
         return
     chosen = {"--only": only, "--skip": skip}
@@ -160,6 +162,9 @@ def _alone(option: str, others: Mapping[str, object], why: str) -> None:
 
 def _self_test(families: list[str] | None, faults: list[str] | None, page: Path | None, as_json: bool) -> None:
     from vime.log import Progress, setup_logging
+    from vime.preflight.packages import ENGINE, TRAINER, require
+
+    require("align-check --self-test", *dict.fromkeys((*ENGINE, *TRAINER)))
     from vime.runs.self_test import Asked, self_test
 
     setup_logging()

@@ -137,6 +137,9 @@ def _watched(arguments: list[str] | None, options: dict[str, Any], printed: dict
 def _views(names: list[str] | None) -> tuple[str, ...]:
     from difflib import get_close_matches
 
+    from vime.preflight.packages import require
+
+    require("vime dump-weights", "numpy")
     from vime.weights.manifest_file import VIEWS
 
     for name in names or ():

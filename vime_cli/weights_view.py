@@ -21,6 +21,10 @@ HINT = "--html FILE or --json shows every tensor"
 
 def compared(a: Path, b: Path, html: Path | None, as_json: bool) -> None:
     """Compare two things on the disk. Raises CheckFailed where they differ."""
+    from vime.preflight.packages import require
+
+    is_manifests = a.suffix == b.suffix == ".json"  # of tensors, their digests are what is compared
+    require("comparing weights", "numpy", "blake3", *(() if is_manifests else ("torch", "safetensors")))
     from vime.weights.files import compare_paths
 
     if html is not None:

@@ -74,6 +74,30 @@ def test_problems_are_found_without_the_libraries(inputs, light):
         assert text in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["align-check", "--list"], "the list of checks needs numpy"),
+        (["align-check", "--self-test"], "align-check --self-test needs torch, vllm, ray"),
+        (["align-check", "run.toml"], "vime align-check needs torch, vllm, ray"),
+        (["dump-weights", "run.toml"], "vime dump-weights needs numpy"),
+        (["dump-weights", "--diff", "a", "b"], "comparing weights needs numpy, blake3, torch"),
+    ],
+)
+def test_commands_on_weights_name_the_extra_to_install(inputs, light, arguments, message):
+    done = light(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert f"error: {message}" in done.stderr
+    assert "pip install 'vime[cpu]'" in done.stderr
+
+
+def test_what_needs_no_library_runs_without(inputs, light):
+    done = light("dump-weights", "run.toml", "--map")
+    assert done.returncode == 0, done.stderr
+    assert "every rank's names are a bijection" in done.stdout
+    assert light("align-check", "run.toml", "--dry-run").returncode == 0
+
+
 def test_looking_at_records_names_the_extra_to_install(light):
     done = light("replay", "--inspect", "data_{rollout_id}.pt", "--where", "reward < 1")
     assert done.returncode == 2

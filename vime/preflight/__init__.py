@@ -16,7 +16,8 @@ from vime.preflight.packages import install_line, is_installed, missing
 from vime.preflight.planted import REGENERATE, faults
 from vime.run_folder import RunFolder, num_rollouts_of
 
-DUMPS = ("dump-weights", "dump-weights --map")
+MAP = "dump-weights --map"
+DUMPS = ("dump-weights", MAP)
 __all__ = ["Preflight", "preflight"]
 
 
@@ -134,7 +135,7 @@ def _span(layers: list[int]) -> str:
 
 def _packages(found: Preflight, loaded: Loaded, command: str, is_dry_run: bool) -> None:
     absent = missing(loaded.config)
-    if not absent:
+    if not absent or command == MAP:  # which asks config.json alone
         return
     text = f"vime {command} needs {', '.join(absent)}: not installed. Run: {install_line(absent)}"
     found.add([] if is_dry_run else [text], [text] if is_dry_run else [])

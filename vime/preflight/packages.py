@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from vime.config.schema import Config
+from vime.errors import UsageError
 
 ENGINE = ("torch", "vllm", "ray", "transformers", "safetensors", "numpy", "blake3")
 EXTERNAL = ("torch", "httpx", "transformers", "numpy")
@@ -28,6 +29,12 @@ def missing(config: Config) -> dict[str, str]:
     if config.log.wandb_project is not None:
         needed["wandb"] = "wandb"
     return {name: extra for name, extra in needed.items() if not is_installed(name)}
+
+
+def require(what: str, *names: str) -> None:
+    """UsageError where one of these libraries is absent."""
+    if absent := {name: "cpu" for name in names if not is_installed(name)}:
+        raise UsageError(f"{what} needs {', '.join(absent)}", install_line(absent))
 
 
 def is_installed(name: str) -> bool:
