@@ -13,6 +13,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,9 +196,13 @@ class Recorder:
         """One tensor. Raises ValueError if it was taken before."""
         if name in self.records:
             raise ValueError(f"tensor {name} comes twice")
-        self.records[name] = record_of(name, tensor, how)
-        if self.writer is not None:
-            self.writer.put(name, tensor)
+        if self.writer is None:
+            self.records[name] = record_of(name, tensor, how)
+        else:
+            with ThreadPoolExecutor(1) as side:  # the disk takes a tensor while its digest is computed
+                written = side.submit(self.writer.put, name, tensor)
+                self.records[name] = record_of(name, tensor, how)
+                written.result()
         self._done += tensor.nbytes
         self.hear(self._done)
 

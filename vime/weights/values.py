@@ -14,7 +14,7 @@ from vime.weights.manifest_file import TensorRecord
 if TYPE_CHECKING:
     import torch
 
-PIECE = 1 << 20  # elements looked at together: they stay in the cache
+PIECE = 1 << 17  # elements looked at together: they stay in the cache
 MAX_BLOCKS = 64  # of rows, where their number has a power of two in it; a head, or a shard, is whole blocks
 MAX_ROWS = 2048  # more blocks than this say nothing that shapes do not
 ROW_DIGITS = 16
@@ -77,7 +77,8 @@ def _numbers(data: torch.Tensor) -> dict[str, Any]:
         bits += int(whole.sum(dtype=torch.int64))
         mixed = whole * _ODD
         mixed ^= mixed >> (16 if whole.element_size() == 4 else 32)
-        products += int(mixed.square_().sum(dtype=torch.int64))
+        mixed *= mixed  # square() of integers is ten times slower
+        products += int(mixed.sum(dtype=torch.int64))
         if is_bf16 and piece.dtype == torch.float32:
             is_bf16 = not bool((whole & 0xFFFF).any())
         wide = piece.float() if piece.element_size() < 4 else piece
