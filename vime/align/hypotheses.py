@@ -113,7 +113,8 @@ def _trainer_without(bench: Bench, found: Compared) -> Iterator[Hypothesis]:
 
 def _left_out(text: str, left_K: np.ndarray, before: float, temperature: float) -> Hypothesis:
     cause = f"the trainer leaves the temperature of {temperature:g} out: its log-probs are those of temperature 1"
-    return Hypothesis.of(text, left_K, before, cause, "divide the trainer's logits by the temperature")
+    step = "divide the trainer's logits by it; rollout.sampling.temperature=1 shows the rest without this fault"
+    return Hypothesis.of(text, left_K, before, cause, step)
 
 
 # ---- whole distributions ---------------------------------------------------------------------------------------------
