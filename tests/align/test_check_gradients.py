@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 from stepped import gradients, manifest, record_of, stepped
 
 from vime.align.checks import gradients as check
@@ -39,6 +41,22 @@ def test_one_parameter_is_off(tmp_path):
     assert any("model.norm.weight (ranks 0-1)" in line for line in found.evidence)
     assert "how gradients are summed over ranks" in found.cause
     assert found.explained_by == ("loaded", "determinism")  # the forward agrees: no sampling, no packing explains it
+
+
+def test_a_gradient_that_one_side_does_not_have(tmp_path):
+    bench = stepped(tmp_path)
+    for side in ("the run", "one process"):
+        half = tmp_path / side
+        half.mkdir()
+        save_file({"model.norm.weight": torch.ones(2, 2)}, half / "00000.safetensors")
+        bench = stepped(tmp_path / f"{side} lacks one")
+        if side == "the run":
+            bench.change_first(gradients=half)
+        else:
+            bench.other = replace(bench.other, gradients=half)
+        found = CHECK.run(bench)
+        assert found.verdict == Verdict.FAIL
+        assert any("model.embed_tokens.weight" in line for line in found.evidence)
 
 
 def test_log_probs_that_differ_already_may_follow_from_more(tmp_path):

@@ -120,3 +120,8 @@ def test_a_ledger_of_kinds_that_not_all_have():
 def test_mapped_files_that_come_back_are_no_growth():
     rounds = [{"train": {"a": {"rss": 100 + 20 * i, "private": 100}, "b": {"rss": 30 * i}}} for i in range(4)]
     assert Ledger(rounds).growing() == {("a", "private"): 0.0, ("b", "rss"): 30.0}
+
+
+def test_what_grows_in_one_phase_and_is_freed_in_the_next_is_no_growth():
+    rounds = [{"sync": {"a": {"rss": 100}}, "train": {"a": {"rss": 100 + 20 * i}}} for i in range(4)]
+    assert Ledger(rounds).growth("a", "rss") == 0.0

@@ -5,8 +5,9 @@ import pytest
 from two_sides import two_sides
 
 from vime.align.answer_faults import damaged
-from vime.align.checks.tokens import CHECK
-from vime.types import RolloutBatch, Verdict
+from vime.align.checks.tokens import CHECK, _place
+from vime.align.gap import Band, Compared, Gap
+from vime.types import RolloutBatch, Sample, Verdict
 
 
 def test_a_clean_rollout_passes(net):
@@ -130,3 +131,29 @@ def test_answers_of_one_token_are_judged_by_their_gap_alone(net):
 
     bench.damage = lower
     assert CHECK.run(bench).verdict == Verdict.NOT_TESTED
+
+
+def placed(ours, theirs, dtype="float32"):
+    """Where the log-probs of one sample of these fit better than in their place."""
+    n = len(ours)
+    one = Sample(0, 0, np.arange(n + 1), 1, np.arange(n + 1) > 0, np.zeros(n + 1))
+    batch = RolloutBatch.from_samples(0, [one])
+    padded = [np.array([0.0, *values], np.float64) for values in (ours, theirs)]
+    found = Compared(Gap.of(batch, *padded), 1.0, False, Band.of(dtype, 4))
+    by_row = [{0: np.array(values, np.float64)} for values in (ours, theirs)]
+    return _place(found.gap.by_sample()[0], *by_row, found)
+
+
+def test_what_fits_elsewhere_fits_to_rounding_and_much_better_than_in_place():
+    theirs = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0]
+    late = [0.0, *theirs[:-1]]
+    assert placed(late, theirs).place == "shift +1"
+    assert placed([v + 1e-3 for v in late], theirs) is None  # better, and no rounding
+    flat = [-1.0] * 6
+    assert placed([v - 1.9e-5 for v in flat], flat) is None  # rounding, and no better
+
+
+@pytest.mark.parametrize(("num_tokens", "is_found"), [(5, True), (4, False)])
+def test_in_bfloat16_more_tokens_must_agree(num_tokens, is_found):
+    theirs = [-1.0, -2.0, -4.0, -8.0, -16.0][:num_tokens]
+    assert (placed([0.0, *theirs[:-1]], theirs, "bfloat16") is not None) is is_found

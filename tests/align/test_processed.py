@@ -28,6 +28,7 @@ def scores(logits, options, ids=(0, 1)):
         ({"top_p": 0.49}, -math.inf, math.log(0.5)),
         ({"top_k": 2}, math.log(0.3 / 0.8), math.log(0.8)),
         ({"top_k": 9}, math.log(0.3), 0.0),
+        ({"top_k": 2, "top_p": 0.6}, -math.inf, math.log(0.5)),  # 0.5 is 0.625 of what top_k leaves
         ({"min_p": 0.5}, math.log(0.3 / 0.8), math.log(0.8)),  # 0.25 and more stay
         ({"temperature": 0.5}, math.log(0.09 / 0.38), 0.0),
         ({"temperature": 0.0}, math.log(0.3), 0.0),

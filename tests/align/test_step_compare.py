@@ -296,5 +296,6 @@ def test_limits_widen_with_the_type_and_after_the_first_step_but_never_where_all
     assert first.gradients < later.gradients < wide.gradients
     deep = limits("float32", 30, 0, is_same=False)
     assert (first.grad_norm, deep.grad_norm) == (1e-5, pytest.approx(1.4e-4))
+    assert (first.gradients, deep.gradients) == (1e-4, pytest.approx(1.4e-3))
     assert first.ref_log_probs == later.ref_log_probs == 1e-5
     assert first.reason != later.reason
