@@ -95,6 +95,18 @@ def test_an_error_is_the_finding_of_the_check_and_the_walk_goes_on() -> None:
     assert set(report.seconds) == {"a", "b", "c"}
 
 
+def test_a_check_that_breaks_is_said_with_its_traceback_and_costs_no_other() -> None:
+    def breaks(bench) -> CheckResult:
+        return CheckResult("a", Verdict.PASS, str(1 // 0))
+
+    report = walk([check("a", "1", run=breaks), check("b", "2")], FakeBench())
+    assert [c.verdict for c in report.checks] == [Verdict.FAIL, Verdict.PASS]
+    broken = report.checks[0]
+    assert broken.measured.startswith("ZeroDivisionError: ")
+    assert any("in breaks" in line for line in broken.evidence)
+    assert "a fault of vime" in broken.cause
+
+
 def test_what_needs_a_live_engine_is_skipped_on_a_record() -> None:
     report = walk([check("a", "1", is_live=True), check("b", "2")], FakeBench(is_live=False))
     assert [c.verdict for c in report.checks] == [Verdict.SKIP, Verdict.PASS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
@@ -86,9 +87,16 @@ def _result(check: Check, bench: Bench) -> CheckResult:
     except Unavailable as error:
         return CheckResult(check.name, Verdict.NOT_TESTED, cause=error.message)
     except VimeError as error:
+        first, *more = error.message.splitlines() or [type(error).__name__]
         return CheckResult(
-            check.name, Verdict.FAIL, error.message.splitlines()[0], "", tuple(error.message.splitlines()[1:6]),
+            check.name, Verdict.FAIL, first, "", tuple(more[:5]),
             "what this check asked for could not be done", error.hint or "see the error",
+        )  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - told with its traceback; what the other checks found is not lost with it
+        trace = tuple(traceback.format_exc().splitlines()[-7:])
+        return CheckResult(
+            check.name, Verdict.FAIL, f"{type(error).__name__}: {error}", "", trace,
+            "a fault of vime: this check broke, which says nothing of the run", "report it with the lines above",
         )  # fmt: skip
 
 
