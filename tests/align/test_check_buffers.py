@@ -28,17 +28,21 @@ def test_a_lost_buffer_is_named_with_the_time_of_its_loss(level: int, wakes: boo
     assert f"1 buffer changed after sleep level {level} and wake: {ROTARY} (engine 0, rank 0)" in result.measured
     assert ("refuses to wake" in result.measured) is not wakes
     assert result.evidence[0] == "before any sleep: all as at the start"
+    assert "W14" in result.cause
 
 
 def test_a_buffer_that_was_wrong_before_is_not_blamed_on_sleep() -> None:
     result = run(FakeBench(engine=FakeEngine(lost=[ROTARY])))
     assert result.measured == f"1 buffer changed before any sleep: {ROTARY} (engine 0, rank 0)"
+    assert "no sleep came between" in result.cause
+    assert "sleep" not in result.next_step
 
 
 def test_an_engine_that_generates_without_weights_fails() -> None:
     result = run(FakeBench(engine=FakeEngine(generates_asleep=True)))
     assert result.verdict == Verdict.FAIL
     assert "with lost weights" in result.measured
+    assert "W21" in result.cause
 
 
 def test_a_sync_that_leaves_tensors_out_would_not_bring_them_back() -> None:

@@ -41,7 +41,7 @@ class Check:
         """What must run for it."""
         if self.is_live:
             return "a live engine"
-        return "trainer and files alone" if self.of_trainer else "the trainer, and a rollout or its record"
+        return "the trainer" if self.of_trainer else "a rollout, live or saved"
 
 
 def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> list[Check]:

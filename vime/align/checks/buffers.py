@@ -15,6 +15,7 @@ from vime.types import CheckResult, Verdict
 NAME = "buffers"
 LIMIT = "every digest as at the start; no generation between a level-2 sleep and the next sync"
 WHERE = "before any sleep"
+GENERATES = "the engine generates between a level-2 sleep and the next sync"
 Buffers = Mapping[str, list[list[str]]]
 
 
@@ -36,13 +37,26 @@ def run(bench: Bench) -> CheckResult:
         levels = "levels 1 and 2" if can_sync else "level 1"
         measured = f"no buffer changed over sleep and wake at {levels}"
         return CheckResult(NAME, Verdict.PASS, measured, LIMIT, tuple(lines), numbers=numbers)
-    return CheckResult(
-        NAME, Verdict.FAIL, "; ".join(lost), LIMIT, tuple(lines),
+    return CheckResult(NAME, Verdict.FAIL, "; ".join(lost), LIMIT, tuple(lines), *_cause(lost[0]), numbers=numbers)
+
+
+def _cause(first: str) -> tuple[str, str]:
+    """Likely cause and next step of what went wrong first."""
+    if first.startswith(GENERATES):
+        return (
+            "the engine does not know that its weights are gone (case W21)",
+            "cluster.colocate=false keeps engines awake until that is mended",
+        )
+    if f"{WHERE}: " in first:
+        return (
+            "a buffer is not what it was when the engine started, and no sleep came between: something writes to it",
+            "restart the engine; vime align-check RUN.toml --bisect names the first operation that it spoils",
+        )
+    return (
         "a buffer lost its values, and neither checkpoint nor weight sync carries it (case W14)",
         "vLLM's sleep keeps registered buffers alone: register_buffer in the model; cluster.colocate=false shows if "
         "the release is the cause",
-        numbers=numbers,
-    )  # fmt: skip
+    )
 
 
 def _can_sync(bench: Bench) -> bool:
@@ -95,7 +109,7 @@ def _refuses(bench: Bench, lines: list[str]) -> list[str]:
     """Between waking from level 2 and the sync the weights are unset: nothing may be generated (case W21)."""
     answer = _answer(lambda: bench.engine.score([np.array([0, 1], np.int32)]))
     lines.append(f"after level 2, before the sync: {answer or 'the engine generates'}")
-    return [] if answer else ["the engine generates between a level-2 sleep and the next sync, with lost weights"]
+    return [] if answer else [f"{GENERATES}, with lost weights"]
 
 
 def _answer(ask: Callable[[], object]) -> str:
