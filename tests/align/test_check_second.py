@@ -147,6 +147,14 @@ def test_engines_that_hold_no_whole_tensors(tmp_path):
     assert "not tested (rollout.engine_tp > 1)" in found.measured
 
 
+def test_a_tensor_that_cannot_be_read_back_is_neither_equal_nor_wrong(tmp_path):
+    bench = stepped(tmp_path)
+    bench.change_second(held=manifest(1, "a1", ""))
+    found = CHECK.run(bench)
+    assert found.verdict == Verdict.PASS
+    assert "engine holds 1 of 2 of the trainer's tensors (1 cannot be read back)" in found.measured
+
+
 def test_no_sampled_token(tmp_path):
     bench = stepped(tmp_path)
     batch = bench.second.batch

@@ -68,6 +68,7 @@ class Stale:
 
     wrong      tensors that are not the trainer's; old: those of them that are as before the update
     is_known   False: no worker holds whole tensors; who: which engine, in words
+    unread     tensors that it cannot read back
     """
 
     total: int
@@ -75,6 +76,7 @@ class Stale:
     old: tuple[str, ...] = ()
     is_known: bool = True
     who: str = "engine holds"
+    unread: int = 0
 
     @classmethod
     def of(cls, first: Learned, second: Learned) -> Stale:
@@ -83,13 +85,15 @@ class Stale:
             return cls(total, is_known=False)
         wrong = tuple(differing(second.before, held))
         old = tuple(n for n in wrong if _digest(held, n) == _digest(first.before, n))
-        return cls(total, wrong, old, who=held.origin)
+        return cls(total, wrong, old, who=held.origin, unread=len(_unread(held)))
 
     @property
     def equal(self) -> str:
         if not self.is_known:
             return "what the engine holds is not tested (rollout.engine_tp > 1)"
-        return f"engine holds {self.total - len(self.wrong)} of {self.total} of the trainer's tensors"
+        equal = self.total - len(self.wrong) - self.unread
+        unread = f" ({self.unread} cannot be read back)" if self.unread else ""
+        return f"engine holds {equal} of {self.total} of the trainer's tensors{unread}"
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -101,8 +105,13 @@ class Stale:
 
 
 def differing(ours: WeightManifest, theirs: WeightManifest) -> list[str]:
-    """Tensors of ours that theirs has otherwise, or not at all."""
-    return [name for name in ours.tensors if _digest(ours, name) != _digest(theirs, name)]
+    """Tensors of ours that theirs has otherwise, or not at all; not those that it could not read (no digest)."""
+    unread = _unread(theirs)
+    return [n for n in ours.tensors if n not in unread and _digest(ours, n) != _digest(theirs, n)]
+
+
+def _unread(manifest: WeightManifest) -> set[str]:
+    return {name for name, entry in manifest.tensors.items() if not entry.digest}
 
 
 def _digest(manifest: WeightManifest, name: str) -> str:
