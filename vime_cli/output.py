@@ -129,6 +129,8 @@ def aligned(found: Any, as_json: bool) -> None:
     else:
         table("align-check", COLUMNS, found.table_rows(), width=OF_SENTENCES)
         _write("".join(f"{line}\n" for line in found.lines()))
+    if found.unwritten is not None:
+        raise found.unwritten
     _raise_failed(found)
 
 

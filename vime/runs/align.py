@@ -18,6 +18,7 @@ from vime.align.faults import FAULTS
 from vime.align.walk import Check, chosen, walk
 from vime.config.load import Loaded
 from vime.config.schema import Config
+from vime.errors import VimeError
 from vime.log import Progress
 from vime.metrics import Metrics
 from vime.observe import Observer
@@ -50,10 +51,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Aligned:
-    """The report and where it lies."""
+    """The report and where it lies. ``unwritten``: why it does not, which is told after what was found."""
 
     report: AlignReport
     files: dict[str, str]
+    unwritten: VimeError | None = None
 
     @property
     def failed_checks(self) -> list[CheckResult]:
@@ -87,8 +89,8 @@ def align_check(*, loaded: Loaded, console: Progress, asked: Asked) -> Aligned:
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())
         report = walked(loaded, asked, observer, scratch, stack, faults)
-        files = _kept(report, folder, asked)  # before anything is ended, which may fail
-    return Aligned(report, files)
+        found = _kept(report, folder, asked)  # before anything is ended, which may fail
+    return found
 
 
 def walked(
@@ -160,7 +162,14 @@ def _environment(config: Config) -> dict[str, str]:
     }
 
 
-def _kept(report: AlignReport, folder: RunFolder, asked: Asked) -> dict[str, str]:
+def _kept(report: AlignReport, folder: RunFolder, asked: Asked) -> Aligned:
+    try:
+        return Aligned(report, _written(report, folder, asked))
+    except VimeError as error:
+        return Aligned(report, {}, error)
+
+
+def _written(report: AlignReport, folder: RunFolder, asked: Asked) -> dict[str, str]:
     """Write the report into the run folder; returns what lies where."""
     from vime.report.align import align_page
 
