@@ -105,6 +105,9 @@ def test_a_check_that_breaks_is_said_with_its_traceback_and_costs_no_other() -> 
     assert broken.measured.startswith("ZeroDivisionError: ")
     assert any("in breaks" in line for line in broken.evidence)
     assert "a fault of vime" in broken.cause
+    late = check("c", "3", run=breaks, explained_by=("b",))
+    report = walk([check("b", "2", Verdict.FAIL), late], FakeBench())
+    assert [c.name for c in report.findings] == ["b", "c"]  # no finding of the run explains a fault of vime
 
 
 def test_what_needs_a_live_engine_is_skipped_on_a_record() -> None:

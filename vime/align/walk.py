@@ -97,6 +97,7 @@ def _result(check: Check, bench: Bench) -> CheckResult:
         return CheckResult(
             check.name, Verdict.FAIL, f"{type(error).__name__}: {error}", "", trace,
             "a fault of vime: this check broke, which says nothing of the run", "report it with the lines above",
+            explained_by=(),
         )  # fmt: skip
 
 

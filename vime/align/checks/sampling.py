@@ -44,7 +44,7 @@ def _which(found: Compared, differing: list[str], tried: list[Hypothesis], said:
     if found.band.verdict(found.gap) == Verdict.WARN:
         measured = f"no other setting fits better than temperature {found.temperature:g}: {found.gap}{found.note}"
         return CheckResult(NAME, Verdict.PASS, measured, found.band.reason, evidence, numbers=numbers)
-    cause = f"the sides differ ({found.gap}) by something else: no temperature, truncation or penalty explains it"
+    cause = f"the sides differ ({found.gap}) by something else: no setting that was tried explains it"
     return CheckResult(NAME, Verdict.NOT_TESTED, "", found.band.reason, evidence, cause, numbers=numbers)
 
 
