@@ -35,6 +35,13 @@ def test_what_is_not_read_back_is_not_claimed() -> None:
     assert result.evidence[1].startswith("what engine 0 holds is not read back")
 
 
+def test_a_tensor_that_cannot_be_read_back_is_not_counted_and_said() -> None:
+    held = manifest("engine-held", {Q0: replace(manifest("engine-held").tensors[Q0], digest="")})
+    result = run(synced(held=held))
+    assert result.measured == "engine 0 received: 47 of 47 tensors; engine 0 holds: 46 of 47 tensors"
+    assert result.evidence[1] == f"NOT TESTED: 1 tensors that are held and cannot be read back, first {Q0}"
+
+
 def test_engines_that_say_nothing_are_not_tested() -> None:
     bench = synced()
     bench.engine.sides = {}

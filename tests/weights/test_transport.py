@@ -104,6 +104,20 @@ def test_an_engine_that_holds_something_else_is_named() -> None:
     assert "engine 0" not in str(error.value)
 
 
+def test_what_an_engine_cannot_read_back_is_said() -> None:
+    class Blind(FakeEngine):
+        async def update_weights(self, version, path, tensors, verify, names=None):
+            received, held = await super().update_weights(version, path, tensors, verify, names)
+            held.tensors["norm"] = replace(held.tensors["norm"], digest="")
+            return received, held
+
+    said: list[str] = []
+    transport = ShmTransport(write, SPECS, [Blind()], "full", 20, said.append)
+    transport.sync(1)
+    assert "(1 of what is held NOT TESTED, first norm)" in said[0]
+    transport.close()
+
+
 def test_who_compares_himself_gets_what_every_engine_answered() -> None:
     """Not strict: entries have no digest an engine could refuse, and it goes on with what it holds."""
     engine = FakeEngine(wrong=lambda held: held | {"norm": held["norm"] * 2})
@@ -120,8 +134,8 @@ def test_who_compares_himself_gets_what_every_engine_answered() -> None:
 
 
 def test_a_late_engine_and_a_late_writer_are_named() -> None:
-    slow = ShmTransport(write, SPECS, [FakeEngine("engine 0"), FakeEngine("engine 1", delay=5)], "full", 0.3)
-    with pytest.raises(VimeError, match=r"engine 1 did not end updating the weights within 0\.3 s"):
+    slow = ShmTransport(write, SPECS, [FakeEngine("engine 0"), FakeEngine("engine 1", delay=30)], "full", 2)
+    with pytest.raises(VimeError, match=r"engine 1 did not end updating the weights within 2 s"):
         slow.sync(1)
 
     def late(plan: WritePlan) -> WeightManifest:

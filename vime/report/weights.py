@@ -30,6 +30,7 @@ SYMBOLS: dict[Kind, tuple[str, str]] = {
     Kind.TIED: ("=", "value"),
     Kind.VALUE: ("≠", "value"),
     Kind.BUFFER: ("≠", "value"),
+    Kind.UNTESTED: ("?", "form"),
     Kind.EQUAL: ("✓", "equal"),
 }
 """Of each kind of difference, the sign in the grid and the group that gives the colour."""

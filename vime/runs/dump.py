@@ -83,6 +83,8 @@ class Dumped:
         num = len(self.dumps[names[0]].tensors)
         if len(names) == 1:
             return f"{names[0]}: {num} tensors; nothing to compare them with"
+        if self.is_equal and any(found.num_untested for found in self.diffs):
+            return "; ".join(found.summary for found in self.diffs)
         if self.is_equal:
             return f"{' = '.join(names)}: {num}/{num} tensors bitwise equal"
         return "; ".join(found.summary for found in self.diffs if not found.is_equal)

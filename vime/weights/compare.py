@@ -11,7 +11,7 @@ from vime.errors import UsageError
 from vime.weights.difference import Finding, Kind, TensorDiff, WeightDiff
 from vime.weights.grouping import EXPERT, group_partners, group_rows
 from vime.weights.manifest import layer_of
-from vime.weights.manifest_file import EMBEDDING, LM_HEAD, Dump, TensorRecord
+from vime.weights.manifest_file import EMBEDDING, LM_HEAD, NOT_TESTED, Dump, TensorRecord
 from vime.weights.rows import differing_shard
 from vime.weights.values import Gap, gap
 
@@ -42,7 +42,11 @@ def diff(a: Dump, b: Dump, read_a: Read | None = None, read_b: Read | None = Non
     notes = [*_notes(a, b), *_tied_notes(a, b, rows)]
     findings = [*group_partners(rows), *group_rows(a, b, rows), *_untied(a, b)]
     explained = {name for found in findings for name in found.tensors}
-    findings += [_single(row) for row in rows.values() if row.kind != Kind.EQUAL and row.name not in explained]
+    findings += [
+        _single(row)
+        for row in rows.values()
+        if row.kind not in (Kind.EQUAL, Kind.UNTESTED) and row.name not in explained
+    ]
     buffers = tuple(_buffers(a, b))
     findings += [Finding(Kind.BUFFER, row.name, row.detail, (row.name,)) for row in buffers]
     order = list(Kind)
@@ -115,11 +119,11 @@ def _renamed(a: Dump, b: Dump) -> dict[str, str]:
     """Names of ``a`` that ``b`` lacks -> names of ``b`` that ``a`` lacks, with the same bytes, both the only ones."""
     extra: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, record in b.tensors.items():
-        if name not in a.tensors and not record.is_constant:
+        if name not in a.tensors and record.digest and not record.is_constant:
             extra[_key(record)].append(name)
     lost: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, record in a.tensors.items():
-        if name not in b.tensors and not record.is_constant:
+        if name not in b.tensors and record.digest and not record.is_constant:
             lost[_key(record)].append(name)
     return {names[0]: extra[key][0] for key, names in lost.items() if len(names) == len(extra.get(key, [])) == 1}
 
@@ -131,7 +135,7 @@ def _key(record: TensorRecord) -> tuple[Any, ...]:
 def _owners(a: Dump) -> dict[tuple[Any, ...], list[str]]:
     owners: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, record in a.tensors.items():
-        if not record.is_constant:  # norms that are all ones are alike everywhere
+        if record.digest and not record.is_constant:  # norms that are all ones are alike everywhere
             owners[_key(record)].append(name)
     return owners
 
@@ -151,6 +155,8 @@ def _compared(
         return _other_shape(row, one, other, reader)
     if one.dtype != other.dtype:
         return replace(row, kind=Kind.DTYPE, detail=_drift(one, other), gap=reader.gap(name))
+    if not one.digest or not other.digest:
+        return replace(row, kind=Kind.UNTESTED, detail=one.how if other.digest else other.how)
     if one.digest == other.digest:
         return row
     row = replace(row, gap=reader.gap(name))
@@ -277,9 +283,10 @@ def _notes(a: Dump, b: Dump) -> Iterator[str]:
         yield f"only the tensors that both have are compared ({sides})"
     if a.version != b.version:
         yield f"weight version {a.version} of {a.origin}, {b.version} of {b.origin}"
-    probed = [name for name, record in b.tensors.items() if record.how == "probe"]
-    if probed:
-        yield f"{len(probed)} tensors of {b.origin} answered by a probe forward, first {probed[0]}"
+    for dump in (a, b):
+        if unread := [record for record in dump.tensors.values() if not record.digest]:
+            first = f"first {unread[0].name}: {unread[0].how.removeprefix(NOT_TESTED + ': ')}"
+            yield f"NOT TESTED: {len(unread)} tensors of {dump.origin}, {first}"
 
 
 def _buffers(a: Dump, b: Dump) -> Iterator[TensorDiff]:

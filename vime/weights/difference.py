@@ -34,6 +34,7 @@ class Kind(StrEnum):
     TIED = "tied embeddings"
     VALUE = "value"
     BUFFER = "buffer"
+    UNTESTED = "not tested"
     EQUAL = "equal"
 
 
@@ -88,13 +89,20 @@ class WeightDiff:
         return sum(t.kind == Kind.EQUAL for t in self.tensors)
 
     @property
+    def num_untested(self) -> int:
+        """Tensors that one side could not read back: neither equal nor different."""
+        return sum(t.kind == Kind.UNTESTED for t in self.tensors)
+
+    @property
     def is_equal(self) -> bool:
+        """Of what was tested."""
         return not self.findings
 
     @property
     def summary(self) -> str:
         """One line."""
-        equal = f"{self.num_equal}/{len(self.tensors)} tensors bitwise equal"
+        untested = f", {self.num_untested} NOT TESTED" if self.num_untested else ""
+        equal = f"{self.num_equal}/{len(self.tensors)} tensors bitwise equal{untested}"
         if self.is_equal:
             return f"{self.b.origin} = {self.a.origin}: {equal}"
         kinds = Counter(str(f.kind) for f in self.findings)

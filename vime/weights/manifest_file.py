@@ -16,6 +16,7 @@ from vime.weights.manifest import layer_of, manifest_digest
 from vime.weights.shm import DTYPE_BYTES, num_bytes
 
 FORMAT = 1
+NOT_TESTED = "not tested"
 SUFFIX = ".manifest.json"
 VIEWS = ("checkpoint", "trainer", "engine-received", "engine-held")
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -25,15 +26,14 @@ LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class TensorRecord:
     """One tensor of a dump, by Hugging Face name (a buffer: by the engine's).
 
-    digest         blake3 of the contiguous little-endian bytes
+    digest         blake3 of the contiguous little-endian bytes; empty where not tested, see ``how``
     l2, minimum, maximum, mean   of the finite elements, 0.0 where there are none
     num_nonfinite  elements that are nan or infinite
     is_bf16        every element is one that bfloat16 can hold, whatever ``dtype`` is
     bag            sums, 16 hex digits each, of the elements' bits and of the squares of these mixed: the same elements
                    have the same in whatever order; empty: not taken
     block, rows    digests, 16 hex digits, of each ``block`` rows along the first axis; empty where not worth it
-    how            bytes: digested as they lie in memory; probe: the kernel's layout cannot be undone, a forward of the
-                   identity through the layer answered
+    how            bytes: digested as they lie in memory; not tested: WHY
     """
 
     name: str

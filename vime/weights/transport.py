@@ -190,7 +190,7 @@ class ShmTransport:
         sides_asked = ["received", "held"] if self.verify in ("full", "sampled") else ["received"]
         of = f" (of {len(sent.tensors)})" if num < len(sent.tensors) else ""
         text = ", ".join(f"{side} = trainer {equal[side]}/{num}{of}" for side in sides_asked)
-        return text, min(equal[side] for side in sides_asked)
+        return text + _untested_text(answers, names), min(equal[side] for side in sides_asked)
 
     async def _each(self, phase: str, call: Callable[[WeightReceiver], Awaitable[Any]]) -> dict[str, Any]:
         """Call every engine at once; all are waited for before the first error is raised."""
@@ -210,6 +210,14 @@ class ShmTransport:
                 f"weight sync: {who} did not end {phase} within {self.timeout_seconds:g} s",
                 "raise weights.timeout_seconds if it is merely slow",
             ) from error
+
+
+def _untested_text(answers: dict[str, Any], names: Sequence[str] | None) -> str:
+    """Of ``names`` (None: all), what engines hold and cannot read back."""
+    asked = None if names is None else set(names)
+    held = [entry for _, found in answers.values() if found is not None for entry in found.tensors.values()]
+    unread = {t.name for t in held if not t.digest and (asked is None or t.name in asked)}
+    return f" ({len(unread)} of what is held NOT TESTED, first {min(unread)})" if unread else ""
 
 
 def _wrong_tensors(sent: WeightManifest, other: WeightManifest) -> list[str]:

@@ -104,7 +104,14 @@ def _origin(bench: Bench, sent: WeightManifest) -> tuple[str, ...]:
 def _unread(answers: Mapping[str, tuple[WeightManifest, WeightManifest | None]]) -> tuple[str, ...]:
     """Engines whose tensors are compared as received alone."""
     names = [engine for engine, (_, held) in answers.items() if held is None]
-    return (f"what {', '.join(names)} holds is not read back (rollout.engine_tp > 1), and not tested",) if names else ()
+    whole = f"what {', '.join(names)} holds is not read back (rollout.engine_tp > 1), and not tested"
+    unread = [
+        n for _, held in answers.values() if held is not None for n, entry in held.tensors.items() if not entry.digest
+    ]
+    some = (
+        f"NOT TESTED: {len(set(unread))} tensors that are held and cannot be read back, first {min(unread, default='')}"
+    )
+    return (*([whole] if names else []), *([some] if unread else []))
 
 
 def _cause(

@@ -41,6 +41,7 @@ class EngineCalls:
         self._tokenizer: Any = None
         self._stop = StopIds({})
         self._specs: dict[str, TensorEntry] = {}
+        self.unreadable: dict[str, str] = {}  # Hugging Face name -> why it cannot be read back
         self._running: set[str] = set()
         self._planted: set[str] = set()
         self._counter = itertools.count()

@@ -308,7 +308,7 @@ class VllmEngine(EngineControl):
         await self.pause()
         self.weight_version = None
         self.no_weights_reason = f"the update to version {version} is not complete"
-        update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp, names)
+        update = WeightUpdate(llm, version, path, tensors, self.config.rollout.engine_tp, names, self.unreadable)
         try:
             seconds = self.config.weights.timeout_seconds
             received, held = await self._limited(update.run(verify), "weight update", seconds)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vime.backends.vllm.calls import EngineCalls
-from vime.backends.vllm.update import required_specs
+from vime.backends.vllm.update import required_specs, untested
 from vime.errors import VimeError
 from vime.types import TensorEntry, WeightManifest
 from vime.weights.checkpoint import read_specs
@@ -31,18 +31,23 @@ class HeldWeights(EngineCalls):
     async def held(self) -> WeightManifest:
         """Digests, under Hugging Face names, of what the live parameters hold.
 
-        The parts of several tensor-parallel ranks are put together, ``HELD_BYTES`` at a time.
+        The parts of several tensor-parallel ranks are put together, ``HELD_BYTES`` at a time. Empty are those of what
+        cannot be read back (``unreadable``).
         """
         if self.config.rollout.engine_tp == 1:
-            (digests,) = await self._rpc("vime_held")
+            (digests,) = await self._rpc("vime_held", [entry.name for entry in self._readable()])
         else:
-            digests = {entry.name: digest(tensor) async for entry, tensor in self.held_tensors()}
+            digests = dict.fromkeys(self.unreadable, "")
+            digests |= {entry.name: digest(tensor) async for entry, tensor in self.held_tensors()}
         tensors = {name: replace(self._specs[name], digest=d) for name, d in digests.items()}
         return WeightManifest(self.weight_version or 0, "engine-held", tensors)
 
     async def held_tensors(self) -> AsyncIterator[tuple[TensorEntry, torch.Tensor]]:
-        """Every whole tensor that the ranks together hold, on the CPU. Each is valid until the next is asked for."""
-        for entries in batches(list(self._specs.values()), HELD_BYTES):
+        """Every whole tensor that the ranks together hold, on the CPU. Each is valid until the next is asked for.
+
+        Without those of ``unreadable``.
+        """
+        for entries in batches(self._readable(), HELD_BYTES):
             plan = BufferPlan.of(entries)
             buffer = SharedBuffer.create(plan.num_bytes)
             try:
@@ -72,17 +77,22 @@ class HeldWeights(EngineCalls):
                 )
 
     async def dump_held(self, order: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Records (plain) of what the live parameters hold; ``order`` is a ``dumping.Order``."""
+        """Records (plain) of what the live parameters hold; ``order`` is a ``dumping.Order``.
+
+        What cannot be read back has an empty digest, says why, and is not among the tensors written.
+        """
         from vime.backends.vllm.dumping import Order, Stream
 
-        stream = Stream(Order(**order))
+        asked = Order(**order)
+        unread = {e.name: untested(e, self.unreadable[e.name]) for e in asked.entries if e.name in self.unreadable}
+        stream = Stream(replace(asked, rows=[row for row in asked.rows if row[0] not in unread]))
         try:
             async for entry, tensor in self.held_tensors():
                 stream.take(entry.name, tensor)
         except BaseException:
             stream.close()
             raise
-        return stream.finish()
+        return stream.finish() | unread
 
     async def dump_buffers(self) -> dict[str, dict[str, Any]]:
         """Records (plain) of every buffer; under tensor parallelism those that differ by rank say so in their name."""
@@ -129,4 +139,9 @@ class HeldWeights(EngineCalls):
     async def _trace(self) -> dict[str, TensorEntry]:
         headers = read_specs(self.config.model.path)
         rows = [[t.name, list(t.shape), t.dtype] for t in headers]
-        return required_specs(self.index, headers, await self._rpc("vime_trace", rows))
+        traces = await self._rpc("vime_trace", rows)
+        self.unreadable = {name: why for traced in traces for name, why in traced["unreadable"].items()}
+        return required_specs(self.index, headers, traces)
+
+    def _readable(self) -> list[TensorEntry]:
+        return [entry for name, entry in self._specs.items() if name not in self.unreadable]

@@ -42,6 +42,11 @@ class LiveWeights(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
+def packed(model: torch.nn.Module) -> frozenset[str]:
+    """Parameters that a kernel has rearranged and ``LiveWeights`` gives in the loader's layout."""
+    return frozenset(_packed_parameters(model))
+
+
 def padding(model: torch.nn.Module) -> dict[str, int]:
     """Name -> elements that a kernel has added to a parameter, which nothing is ever loaded into."""
     return {name: count for name, (_, count) in _packed_parameters(model).items() if count}

@@ -10,6 +10,9 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
+    from vime.backends.vllm.layouts import watch_processing
+
+    watch_processing()
     if "vime_shm" not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine("vime_shm", "vime.backends.vllm.receiver", "ShmReceiver")
     if current_platform.is_cpu():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vime.errors import UsageError, VimeError
 from vime.types import TensorEntry, WeightManifest
 from vime.weights.manifest import compare, compare_specs
+from vime.weights.manifest_file import NOT_TESTED, TensorRecord
 from vime.weights.shm import num_bytes
 
 if TYPE_CHECKING:
@@ -79,8 +80,16 @@ def check_update(
         )
 
 
+def untested(entry: TensorEntry, why: str) -> dict[str, Any]:
+    """The plain record of a tensor that cannot be read back."""
+    return TensorRecord(entry.name, entry.shape, entry.dtype, "", how=f"{NOT_TESTED}: {why}").as_dict()
+
+
 class WeightUpdate:
-    """One update of one paused engine. names: the tensors that are digested; None: all."""
+    """One update of one paused engine. names: the tensors that are digested; None: all.
+
+    unreadable: those that are not read back; the digests of what is held are empty there.
+    """
 
     def __init__(
         self,
@@ -90,12 +99,14 @@ class WeightUpdate:
         tensors: Sequence[tuple[TensorEntry, int]],
         tp: int,
         names: Sequence[str] | None = None,
+        unreadable: Collection[str] = (),
     ) -> None:
         self.llm = llm
         self.version = version
         self.path = path
         self.tp = tp
         self.names = None if names is None else list(names)
+        self.unreadable = set(unreadable)
         self.sent = {entry.name: entry for entry, _ in tensors}
         self.offsets = [offset for _, offset in tensors]
         self.num_bytes = max(offset + num_bytes(entry) for entry, offset in tensors)
@@ -136,7 +147,8 @@ class WeightUpdate:
         return replace(self._manifest("engine-received", ranks[0]), seconds=max(seconds for _, seconds in answers))
 
     async def _held_whole(self) -> WeightManifest:
-        (digests,) = await self.llm.collective_rpc("vime_held", args=(self.names,))
+        names = [n for n in (self.sent if self.names is None else self.names) if n not in self.unreadable]
+        (digests,) = await self.llm.collective_rpc("vime_held", args=(names,))
         return self._manifest("engine-held", digests)
 
     async def _held_in_parts(self, received: WeightManifest) -> WeightManifest:
@@ -144,12 +156,12 @@ class WeightUpdate:
         asked = [
             (t, at)
             for t, at in zip(self.sent.values(), self.offsets, strict=True)
-            if self.names is None or t.name in self.names
+            if (self.names is None or t.name in self.names) and t.name not in self.unreadable
         ]
         rows = [[t.name, list(t.shape), t.dtype] for t, _ in asked]
         offsets = [at for _, at in asked]
         ranks = await self.llm.collective_rpc("vime_unequal", args=(self.path, self.num_bytes, rows, offsets))
-        digests = {name: entry.digest for name, entry in received.tensors.items()}
+        digests = {n: "" if n in self.unreadable else entry.digest for n, entry in received.tensors.items()}
         for rank, names in enumerate(ranks):
             digests |= dict.fromkeys(names, f"not as sent on rank {rank}")
         return self._manifest("engine-held", digests)

@@ -11,7 +11,8 @@ import torch
 
 from vime import device
 from vime.backends.vllm import cpu_sleep
-from vime.backends.vllm.live import LiveWeights, padding
+from vime.backends.vllm.layouts import unreadable
+from vime.backends.vllm.live import LiveWeights, packed, padding
 from vime.backends.vllm.loader_trace import Layout, trace
 from vime.backends.vllm.outputs import Capture
 from vime.errors import UsageError
@@ -64,8 +65,8 @@ class WorkerExtension:
     def vime_trace(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Trace the loader over these tensors and keep the layout.
 
-        Returns ``regions``: name -> [[dtype of the parameter, source offset, shape, stride], ...] and ``uncovered``:
-        parameter -> elements that nothing is loaded into.
+        Returns ``regions``: name -> [[dtype of the parameter, source offset, shape, stride], ...], ``uncovered``:
+        parameter -> elements that nothing is loaded into, and ``unreadable``: name -> why it cannot be read back.
         """
         model = self.vime_model()
         specs = entries_of(rows)
@@ -85,7 +86,16 @@ class WorkerExtension:
                 for name, regions in self._vime_layout.regions.items()
             },
             "uncovered": {n: c for n, c in self._vime_layout.uncovered.items() if c != padded.get(n)},
+            "unreadable": self._vime_unreadable(),
         }
+
+    def _vime_unreadable(self) -> dict[str, str]:
+        why, found = unreadable(self.vime_model(), packed(self.vime_model())), {}
+        for name, regions in self._vime_layout.regions.items():
+            for region in regions:
+                if region.parameter in why:
+                    found[name] = f"{why[region.parameter]} ({region.parameter})"
+        return found
 
     def vime_buffers(self) -> dict[str, str]:
         """Digests of what no checkpoint carries and no update sends: rotary caches, scales."""
