@@ -83,3 +83,8 @@ def test_plain_data_has_every_walk():
     assert found["problems"] == []
     assert walk["follows"] == {"engine": "weights"}
     assert walk["verdicts"] == {"weights": "FAIL", "engine": "FAIL"}
+
+
+def test_walks_that_ended_early_are_a_problem():
+    found = Confusion((outcome("", names="PASS"),), CHECKS, is_whole=False, broken=("llama: ended: engine 0 is dead",))
+    assert found.problems == ["llama: ended: engine 0 is dead"]

@@ -84,16 +84,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """All walks of a self-test, the clean ones too. ``is_whole``: every model was there, so every fault has a place."""
+    """All walks of a self-test, the clean ones too.
+
+    is_whole  every model was there, so every fault has a place
+    broken    why walks of a model ended before their time
+    """
 
     outcomes: tuple[Outcome, ...]
     checks: tuple[Check, ...]
     is_whole: bool = True
+    broken: tuple[str, ...] = ()
 
     @property
     def problems(self) -> list[str]:
         """Every fault that was not caught by its check alone, clean walks that were not clean, faults never planted."""
         found = [problem for outcome in self.outcomes for problem in outcome.problems]
+        found += self.broken
         return found + [f"{name}: planted in no model" for name in self.never_planted if self.is_whole]
 
     @property

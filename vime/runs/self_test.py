@@ -18,7 +18,7 @@ from vime.align.faults import FAULTS
 from vime.align.tiny_model import Recipe, cached_tiny_model
 from vime.align.walk import walk
 from vime.config.load import Loaded, read
-from vime.errors import ConfigError, UsageError
+from vime.errors import ConfigError, UsageError, VimeError
 from vime.files import whole_file
 from vime.log import Progress
 from vime.metrics import Metrics
@@ -108,12 +108,17 @@ def self_test(*, console: Progress, asked: Asked) -> Tested:
     """Plant every fault, one after the other, in every family; all processes end with it."""
     began = time.perf_counter()
     outcomes: list[Outcome] = []
+    broken: list[str] = []
     with console, ends_in_order(), tempfile.TemporaryDirectory(prefix="vime-self-test-") as folder:
         for family, subject in asked.subjects.items():
-            for outcome in _walks(Path(folder) / family, family, subject, asked, console):
-                console.note(f"{family}, {outcome.fault or 'no fault'}: {outcome.verdict}, {outcome.seconds:.1f} s")
-                outcomes.append(outcome)
-    found = Confusion(tuple(outcomes), CHECKS, is_whole=len(asked.subjects) == len(SUBJECTS))
+            try:
+                for outcome in _walks(Path(folder) / family, family, subject, asked, console):
+                    console.note(f"{family}, {outcome.fault or 'no fault'}: {outcome.verdict}, {outcome.seconds:.1f} s")
+                    outcomes.append(outcome)
+            except VimeError as error:  # the other families, and what was found so far, are still worth knowing
+                broken.append(f"{family}: ended before its last fault: {error.message}")
+                console.warn(broken[-1])
+    found = Confusion(tuple(outcomes), CHECKS, len(asked.subjects) == len(SUBJECTS), tuple(broken))
     if asked.page is not None:
         with whole_file(asked.page) as file:
             file.write("".join(f"{line}\n" for line in markdown(found)).encode())

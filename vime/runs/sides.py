@@ -104,12 +104,12 @@ class Devices:
 
     def sleep(self, level: int) -> None:
         assert self.engines is not None
-        self.is_engine_awake = False
         ask_all(self.engines, "sleep", level)
+        self.is_engine_awake = False
 
     def wake(self) -> None:
         assert self.engines is not None
-        self.is_engine_awake = True
+        self.is_engine_awake = True  # also where it then says that a buffer was lost
         ask_all(self.engines, "wake")
 
     def _onload(self) -> None:
