@@ -5,7 +5,7 @@ import io
 from fakes import sample
 
 from vime.log import Progress
-from vime.runs.parts import introduce_engines
+from vime.runs.introduce import introduce_engines
 from vime.runs.result import _examples
 from vime.types import RolloutBatch
 

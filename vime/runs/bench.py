@@ -22,7 +22,8 @@ from vime.observe import Observer
 from vime.protocols import Rollouts
 from vime.runs import injection
 from vime.runs.injection import Injection
-from vime.runs.parts import Begun, Prompts, begin, introduce_trainer, rollouts_of, transport_of, up
+from vime.runs.introduce import introduce_trainer
+from vime.runs.parts import Begun, Prompts, begin, rollouts_of, transport_of, up
 from vime.runs.sides import HEALTH_SECONDS, Devices, Life, LiveEngine, LiveTrainer, ending
 from vime.types import RolloutBatch, WeightManifest
 from vime.weights.checkpoint import checkpoint_manifest

@@ -17,7 +17,8 @@ from vime.cluster.session import RaySession
 from vime.cluster.trainer import RayTrainer
 from vime.config.schema import Config
 from vime.log import Phase, Progress
-from vime.runs.parts import introduce_trainer, transport_of, up
+from vime.runs.introduce import introduce_trainer
+from vime.runs.parts import transport_of, up
 from vime.types import TensorEntry
 from vime.weights.dump import Tensors, record_stream
 from vime.weights.manifest_file import TensorRecord
