@@ -51,6 +51,16 @@ def test_a_record_of_another_temperature(net):
     assert found.evidence[0].startswith("the rollout was sampled with temperature = 0.5")
 
 
+def test_a_temperature_that_nobody_names_is_found(net):
+    """A01: the record says 1, and it was 0.6."""
+    bench = two_sides(net, 1.0)
+    bench.engine.options["temperature"] = 0.6
+    batch = bench.batch
+    batch.header.sampling["temperature"] = 1.0
+    bench.is_live = False
+    assert "those of temperature 0.6, the trainer's of 1" in CHECK.run(bench).cause
+
+
 def test_greedy_is_compared_at_temperature_1_and_said(net):
     """A03"""
     bench = two_sides(net, 0.7)

@@ -32,6 +32,8 @@ USUAL: dict[str, tuple[float, ...]] = {
     "frequency_penalty": (0.5, 1.0),
 }
 """Values that are tried beside those that engine, record and generation_config.json name."""
+TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
+"""Tried on the trainer beside those that engine and record name."""
 TRUNCATIONS = ("top_p", "top_k", "min_p")
 
 
@@ -85,7 +87,7 @@ def _temperatures(bench: Bench, found: Compared) -> Iterator[Hypothesis]:
     """The trainer at other temperatures against the engine as it answered."""
     own, about, batch = found.temperature, _described(bench), found.gap.batch
     said = [batch.header.sampling, about.get("sampling", {})]
-    values = {1.0, *(float(options.get("temperature", own)) or 1.0 for options in said)}
+    values = {*TEMPERATURES, *(float(options.get("temperature", own)) or 1.0 for options in said)}
     mode = str(about.get("log_probs_mode", "mode unknown"))
     for value in sorted(values - {own}):
         trainer_T = bench.trainer.log_probs(batch, how=Forward(temperature=value))
