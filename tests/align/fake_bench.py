@@ -72,6 +72,9 @@ class FakeTrainer:
     def describe(self):
         return {"attention": self.attention}
 
+    def log_probs(self, batch, of="policy", how=None):
+        return np.zeros(batch.num_tokens, np.float32)
+
 
 @dataclass
 class FakeEngine:
@@ -88,6 +91,7 @@ class FakeEngine:
     lost: list[str] = field(default_factory=list)
     level: int = 0
     has_weights: bool = True
+    scored: float = 0.0  # log-prob of every token
 
     def manifests(self):
         return self.sides
@@ -106,10 +110,13 @@ class FakeEngine:
         if self.lost and not self.wakes:
             raise VimeError(f"engine 0: buffers were lost or changed on rank 0: {', '.join(self.lost)}")
 
+    def describe(self):
+        return {"max_model_len": 16}
+
     def score(self, sequences, at_once=None):
         if not self.has_weights and not self.generates_asleep:
             raise VimeError("engine 0 holds no complete weights: it slept at level 2")
-        return [np.zeros(len(ids), np.float32) for ids in sequences]
+        return [np.full(len(ids), self.scored, np.float32) for ids in sequences]
 
 
 @dataclass

@@ -29,17 +29,23 @@ def test_equal_on_both_ends_passes_and_says_that_the_checkpoint_is_the_same() ->
     assert result.evidence == ("trainer, engine and checkpoint hold the same bits",)
 
 
-def test_what_is_not_read_back_is_not_claimed() -> None:
+def test_a_probe_answers_for_what_is_not_read_back() -> None:
     result = run(synced(held=None))
-    assert result.measured == "engine 0 received: 47 of 47 tensors"
+    assert result.verdict == Verdict.PASS
+    assert result.measured.startswith("engine 0 received: 47 of 47 tensors; the rest by a probe forward of")
     assert result.evidence[1].startswith("what engine 0 holds is not read back")
 
 
-def test_a_tensor_that_cannot_be_read_back_is_not_counted_and_said() -> None:
+def test_a_tensor_that_cannot_be_read_back_is_answered_by_a_probe_that_can_fail() -> None:
     held = manifest("engine-held", {Q0: replace(manifest("engine-held").tensors[Q0], digest="")})
     result = run(synced(held=held))
-    assert result.measured == "engine 0 received: 47 of 47 tensors; engine 0 holds: 46 of 47 tensors"
-    assert result.evidence[1] == f"NOT TESTED: 1 tensors that are held and cannot be read back, first {Q0}"
+    assert result.verdict == Verdict.PASS
+    assert "engine 0 holds: 46 of 47 tensors; the rest by a probe forward" in result.measured
+    assert result.evidence[1] == f"no digests of 1 tensors that are held and cannot be read back, first {Q0}"
+    wrong = synced(held=held)
+    wrong.engine.scored = -0.1
+    found = run(wrong)
+    assert (found.verdict, "computes otherwise" in found.cause) == (Verdict.FAIL, True)
 
 
 def test_engines_that_say_nothing_are_not_tested() -> None:
