@@ -53,3 +53,11 @@ def test_one_sample_is_packed_with_itself(net):
     assert found.measured.startswith("3 variants of 1 samples")
     bench.trainer.spoil = lambda values, before, size: values + np.float32(1e-2 * (before > 0))
     assert CHECK.run(bench).verdict == Verdict.FAIL
+
+
+def test_what_bfloat16_rounds_is_not_called_a_leak():
+    from vime.align.checks.packing import Variant, _cause
+
+    found = [Variant("sample 0/0", "prefix of 4 tokens alone", 0.12)]
+    assert "rounding" in _cause(found, 0.05, Verdict.WARN)[0]
+    assert "not causal" in _cause(found, 0.05, Verdict.FAIL)[0]
