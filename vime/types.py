@@ -191,6 +191,11 @@ class RolloutBatch:
             **self.rows[i],
         )
 
+    def place_of(self, at: int) -> str:
+        """How messages call token ``at`` of the batch: its sample, and its position there."""
+        row = int(np.searchsorted(self.offsets, at, side="right") - 1)
+        return f"sample {self.group_ids_N[row]}/{self.indices_N[row]} position {at - int(self.offsets[row])}"
+
     def samples(self) -> Iterator[Sample]:
         return (self.sample(i) for i in range(len(self)))
 

@@ -76,8 +76,4 @@ def engine_equals_trainer(batch: RolloutBatch, log_probs_T: np.ndarray, dtype: s
 
 
 def _token(batch: RolloutBatch, at: int) -> str:
-    row = int(np.searchsorted(batch.offsets, at, side="right") - 1)
-    return (
-        f"sample {batch.group_ids_N[row]}/{batch.indices_N[row]} position {at - int(batch.offsets[row])}"
-        f" token id {batch.token_ids_T[at]}"
-    )
+    return f"{batch.place_of(at)} token id {batch.token_ids_T[at]}"

@@ -163,7 +163,7 @@ class Gap:
         before = tokenizer.decode(self.batch.token_ids_T[max(start, at - CONTEXT) : at].tolist())
         text = tokenizer.decode([int(self.batch.token_ids_T[at])])
         return (
-            f"{name_of(self.batch, row)} position {at - start} token {self.batch.token_ids_T[at]} {text!r} after "
+            f"{self.batch.place_of(at)} token {self.batch.token_ids_T[at]} {text!r} after "
             f"{before!r}: {self.names[0]} {self.ours_T[at]:.6g}, {self.names[1]} {self.theirs_T[at]:.6g}"
         )
 

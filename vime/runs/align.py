@@ -84,7 +84,7 @@ def align_check(*, loaded: Loaded, console: Progress, asked: Asked) -> Aligned:
         faults = [name for name in loaded.config.debug.inject if name in FAULTS and not FAULTS[name].is_early]
         loaded = without(stack.enter_context(planted(loaded, folder.path, console)), faults)
         loaded = _recording(loaded, folder, asked)
-        scratch = _scratch(folder, stack)
+        scratch = scratch_of(folder, stack)
         observer = Observer(loaded.config, console, Metrics([]), folder.evaluation)
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())
@@ -120,7 +120,7 @@ def _recording(loaded: Loaded, folder: RunFolder, asked: Asked) -> Loaded:
     return replace(loaded, config=loaded.config.model_copy(update={"debug": debug}))
 
 
-def _scratch(folder: RunFolder, stack: ExitStack) -> Path:
+def scratch_of(folder: RunFolder, stack: ExitStack) -> Path:
     """What a killed walk left behind goes first, and everything at the end."""
     scratch = folder.path / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,13 +31,13 @@ from vime.preflight.sides import ENGINE, TRAINER
 from vime.record.files import record_files
 from vime.record.reader import read
 from vime.run_folder import RunFolder, versions, write_text
+from vime.runs.align import scratch_of
 from vime.runs.bench import LiveBench
 from vime.runs.ending import ends_in_order
 from vime.runs.planted import planted
 from vime.runs.watched import watchdog
 from vime.types import AlignReport, CheckResult, RolloutBatch, Sample, Verdict
 
-SCRATCH = ".bisect"
 COLUMNS = ("point", "operation", "error", "worst token", "tokens above")
 
 
@@ -127,10 +126,7 @@ def bisected(*, loaded: Loaded, console: Progress, asked: Asked) -> Bisected:
         faults = tuple(loaded.config.debug.inject)
         loaded = stack.enter_context(planted(loaded, folder.path, console))
         loaded = _with_own(loaded, None if asked.template else folder.records)
-        scratch = folder.path / SCRATCH
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        scratch = scratch_of(folder, stack)
         observer = Observer(loaded.config, console, Metrics([]), folder.evaluation)
         observer.watchdog = watchdog("align-check", loaded.config, folder, console)
         stack.enter_context(observer.watchdog.awake())

@@ -119,12 +119,8 @@ def _wrong_engine(found: Resumed) -> Iterator[Finding]:
 
 def _differing(batch: RolloutBatch, before_T: np.ndarray, after_T: np.ndarray) -> list[str]:
     """A line for each token whose log-prob is another."""
-    lines = []
-    for at in np.flatnonzero(before_T != after_T):
-        row = int(np.searchsorted(batch.offsets, at, side="right") - 1)
-        name = f"sample {batch.group_ids_N[row]}/{batch.indices_N[row]} position {at - int(batch.offsets[row])}"
-        lines.append(f"{name}: {before_T[at]:.6g} -> {after_T[at]:.6g}")
-    return lines
+    wrong = np.flatnonzero(before_T != after_T)
+    return [f"{batch.place_of(int(at))}: {before_T[at]:.6g} -> {after_T[at]:.6g}" for at in wrong]
 
 
 CHECK = Check(
