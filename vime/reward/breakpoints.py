@@ -2,7 +2,8 @@
 
 What counts is ``PYTHONBREAKPOINT``, which Python reads at every ``breakpoint()`` and every child process inherits. Ray
 sets it in each process it connects, to a hook that waits for ever, or that fails where the process is no worker of
-Ray's (D01); it is set back there. A run is a debug run where ``PYTHONBREAKPOINT`` names a hook of the user's.
+Ray's (D01); it is set back there. A run is a debug run under ``vime debug-attach run``, or where ``PYTHONBREAKPOINT``
+names a hook of the user's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 HOOK = "PYTHONBREAKPOINT"
 IGNORED_HOOK = "vime.reward.breakpoints.ignored"
+DEBUG_SPEC = "VIME_DEBUG_SPEC"
+"""Set in every process of a run of ``vime debug-attach run``, see ``vime.debug.stop.spec``."""
 RAY_DEBUG = "RAY_DEBUG"
 RAY_POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 _ALIASES = {"ray.util.pdb": "ray.util.rpdb"}
@@ -35,7 +38,9 @@ class Ignored:
 
 
 def is_debug_run() -> bool:
-    """Whether ``PYTHONBREAKPOINT`` names a hook that is neither ours nor Ray's."""
+    """Whether this is a process of a debug run: ``PYTHONBREAKPOINT`` names a hook that is neither ours nor Ray's."""
+    if os.environ.get(DEBUG_SPEC):
+        return True
     hook = os.environ.get(HOOK, "")
     return hook not in ("", "0", IGNORED_HOOK) and not hook.startswith("ray.")
 
@@ -63,7 +68,7 @@ def ignore(what: Ignored = Ignored()) -> None:
 
 def ignore_in_worker() -> None:
     """``ignore`` in an actor, unless Ray's debugger was asked for. Ray has set its own hook when it comes to this."""
-    if not is_ray_debug_run():
+    if not is_ray_debug_run() and not os.environ.get(DEBUG_SPEC):
         os.environ.pop(HOOK, None)
         ignore()
 

@@ -1,0 +1,167 @@
+"""Where the processes of a debug run say that they have stopped, and are told to go on.
+
+Names are paths: ``SESSION/run``, ``SESSION/stop/KEY``, ``SESSION/release/KEY``, ``SESSION/claim/POINT``,
+``SESSION/place/POINT``, ``SESSION/note/...``; values are small JSON objects. On one machine it is a folder that only
+its user may enter; in a cluster the key-value store of Ray's GCS, which needs no job of ours and keeps Ray's
+authentication.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from vime.debug.stop.spec import Spec
+from vime.errors import UsageError, VimeError
+from vime.files import whole_file
+
+NAMESPACE = b"vime_debug"
+SECONDS = 10.0
+"""Longest wait for one answer of the key-value store."""
+_SUFFIX = ".json"
+
+
+class Registry(Protocol):
+    """Raises VimeError where it cannot be reached."""
+
+    where: str
+
+    def put(self, name: str, value: dict[str, Any]) -> None: ...
+
+    def claim(self, name: str, value: dict[str, Any]) -> bool:
+        """Put it unless somebody has; True for the one who did."""
+
+    def get(self, name: str) -> dict[str, Any] | None: ...
+
+    def delete(self, name: str) -> None:
+        """Also what is not there, or not any more."""
+
+    def names(self, prefix: str = "") -> list[str]:
+        """In order."""
+
+
+def root() -> Path:
+    """The folder of all debug runs of this user on this machine."""
+    return Path(tempfile.gettempdir()) / f"vime-debug-{os.getuid()}"
+
+
+class FolderRegistry:
+    """Files ``NAME.json`` below a folder that nobody else may read: a stopped process runs what its client asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.where = folder, str(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise UsageError(f"{folder} is not a folder that is yours alone", f"remove it, or chmod 700 {folder}")
+
+    def put(self, name: str, value: dict[str, Any]) -> None:
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(json.dumps(value).encode())
+
+    def claim(self, name: str, value: dict[str, Any]) -> bool:
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(value), encoding="utf-8")
+        try:
+            os.link(temporary, path)  # fails where it exists, and is never seen half written
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads(self._path(name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # others are in it still
+            while path.parent != self.folder:
+                path = path.parent
+                path.rmdir()
+
+    def names(self, prefix: str = "") -> list[str]:
+        found = (p.relative_to(self.folder).as_posix() for p in self.folder.rglob(f"*{_SUFFIX}"))
+        return sorted(n.removesuffix(_SUFFIX) for n in found if n.startswith(prefix) and "/." not in f"/{n}")
+
+    def _path(self, name: str) -> Path:
+        if not name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"no name for an entry: {name!r}")
+        return self.folder / f"{name}{_SUFFIX}"
+
+
+class GcsRegistry:
+    """The key-value store of the cluster whose GCS listens at ``address`` (HOST:PORT)."""
+
+    def __init__(self, address: str) -> None:
+        import ray
+        from ray._raylet import GcsClient  # type: ignore[attr-defined] - compiled
+
+        self.where = address
+        try:
+            self._client = GcsClient(address=address)
+        except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
+            raise VimeError(f"the cluster at {address} does not answer: {_first_line(error)}", _HINT) from error
+
+    def put(self, name: str, value: dict[str, Any]) -> None:
+        self._ask("internal_kv_put", name.encode(), json.dumps(value).encode(), True, NAMESPACE, SECONDS)
+
+    def claim(self, name: str, value: dict[str, Any]) -> bool:
+        added = self._ask("internal_kv_put", name.encode(), json.dumps(value).encode(), False, NAMESPACE, SECONDS)
+        return added == 1
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        found = self._ask("internal_kv_get", name.encode(), NAMESPACE, SECONDS)
+        return None if found is None else json.loads(found)
+
+    def delete(self, name: str) -> None:
+        self._ask("internal_kv_del", name.encode(), False, NAMESPACE, SECONDS)
+
+    def names(self, prefix: str = "") -> list[str]:
+        return sorted(name.decode() for name in self._ask("internal_kv_keys", prefix.encode(), NAMESPACE, SECONDS))
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            return getattr(self._client, method)(*args)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            raise VimeError(f"the cluster at {self.where} does not answer: {_first_line(error)}", _HINT) from error
+
+
+_HINT = "is it still there? With token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+
+
+def registry_of(spec: Spec) -> Registry:
+    """The registry that a debug run writes to."""
+    if spec.folder:
+        return FolderRegistry(Path(spec.folder))
+    address = spec.gcs or os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        raise VimeError("the debug run names no registry: neither a folder nor a cluster", "start it again")
+    return GcsRegistry(address)
+
+
+def rows(registry: Registry, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, value) of all entries below ``prefix``; what goes away meanwhile is left out."""
+    for name in registry.names(prefix):
+        if (value := registry.get(name)) is not None:
+            yield name, value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
