@@ -109,7 +109,7 @@ class GcsRegistry:
 
     def __init__(self, address: str) -> None:
         import ray
-        from ray._raylet import GcsClient  # type: ignore[attr-defined] - compiled
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         self.where = address
         try:
