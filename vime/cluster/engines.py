@@ -14,6 +14,7 @@ from vime.cluster.waiting import explain, gather
 from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.processes import Member
+from vime.debug.stop.identity import introduce
 from vime.log import answer_stack_requests
 from vime.reward.breakpoints import ignore_in_worker
 from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
@@ -25,6 +26,7 @@ class EngineActor:
     """One engine in its own process. The backend is imported here, so the driver never loads vLLM."""
 
     def __init__(self, config: Config, index: int) -> None:
+        introduce("engine", index)
         ignore_in_worker()
         answer_stack_requests()
         self.index = index

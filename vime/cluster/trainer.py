@@ -17,6 +17,7 @@ from vime.cluster.waiting import gather
 from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.processes import Member
+from vime.debug.stop.identity import introduce
 from vime.errors import VimeError
 from vime.forks import forking_dies_with_parent
 from vime.log import answer_stack_requests
@@ -29,6 +30,7 @@ class TrainerActor:
     """One rank in its own process. The backend is imported here, so the driver never loads Megatron."""
 
     def __init__(self, config: Config, rank: int, world_size: int) -> None:
+        introduce("trainer", rank)
         ignore_in_worker()
         os.environ["OMP_NUM_THREADS"] = str(config.cluster.threads_per_trainer)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pickle
 import queue
@@ -20,7 +21,8 @@ from vime.config import schema
 from vime.errors import UsageError, VimeError
 from vime.reward.breakpoints import Ignored
 from vime.reward.registry import needs_label, title
-from vime.reward.worker import START_TIMEOUT_SECONDS, Reply, Start
+from vime.reward.role import of_child
+from vime.reward.worker import START_TIMEOUT_SECONDS, WORKER, Reply, Start
 from vime.types import Sample
 
 TIMED_OUT = Reply(problem="timeout")
@@ -123,7 +125,9 @@ class RewardPool:
         with self._lock:
             if self._is_closed:
                 raise VimeError("the reward workers were closed while samples were being scored")
-            worker = Worker(self._start)
+            taken = {worker.rank for worker in self._alive}
+            rank = next(number for number in itertools.count() if number not in taken)
+            worker = Worker(self._start, rank)
             self._alive.add(worker)
         try:
             worker.wait_until_ready(title(self.config))
@@ -141,14 +145,17 @@ class RewardPool:
 class Worker:
     """One worker process and the two pipes to it."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, rank: int = 0) -> None:
+        """``rank``: its place among the workers."""
+        self.rank = rank
         child_reads, we_write = os.pipe()
         we_read, child_writes = os.pipe()
         # The worker finds modules exactly where this process finds them.
         code = f"import sys; sys.path[:] = {sys.path!r}; from vime.reward.worker import main; "
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}main({child_reads}, {child_writes})"],
+            [sys.executable, "-c", f"{code}main({child_reads}, {child_writes}, {rank})"],
             pass_fds=(child_reads, child_writes),
+            env={**os.environ, **of_child(WORKER, rank)},
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a user's function prints is talk, not data
             start_new_session=True,  # Ctrl-C is for the parent alone; it ends its workers itself

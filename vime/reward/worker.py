@@ -21,10 +21,12 @@ from vime.log import answer_stack_requests
 from vime.reward import registry
 from vime.reward.breakpoints import Ignored, ignore
 from vime.reward.function import add_import_paths
+from vime.reward.role import introduce
 from vime.types import Sample
 
 START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 5.0
+WORKER = "reward worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ class Reply:
     index: int = 0  # which sample of the call the problem is about
 
 
-def main(read_fd: int, write_fd: int) -> None:
-    """Serve until the parent goes away."""
+def main(read_fd: int, write_fd: int, rank: int = 0) -> None:
+    """Serve until the parent goes away. ``rank``: its place among the workers."""
+    introduce(WORKER, rank)
     answer_stack_requests()
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())

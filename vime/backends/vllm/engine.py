@@ -26,6 +26,7 @@ from vime.backends.vllm.sampling import (
     with_changes,
 )
 from vime.backends.vllm.update import WeightUpdate, check_update
+from vime.debug.stop.identity import children_are
 from vime.errors import PromptTooLong, UsageError, VimeError
 from vime.forks import forking_dies_with_parent
 from vime.types import Prompt, RolloutBatch, Sample, TensorEntry, WeightManifest
@@ -61,7 +62,8 @@ class VllmEngine(EngineControl):
             from vime.backends.vllm.dumping import record_first_load
 
             record_first_load()  # what is forked inherits it; what is spawned finds the order in its environment
-        with forking_dies_with_parent(), self.environment.recording(record_loading):
+        core = children_are("engine core", self.index)
+        with forking_dies_with_parent(), self.environment.recording(record_loading), core:
             self._llm = vllm.AsyncLLMEngine.from_vllm_config(vllm_config, disable_log_stats=True)
         self._watch = DeathWatch(self.pids)
         self.max_model_len = vllm_config.model_config.max_model_len

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import sys
 from dataclasses import dataclass
 
-ROLE, RANK = "VIME_ROLE", "VIME_RANK"
+from vime.reward.role import CHILD_RANK, CHILD_ROLE, PID, RANK, ROLE
+from vime.reward.role import children_are as children_are
+from vime.reward.role import introduce as introduce
+
 ROLES = ("driver", "trainer", "engine", "engine core", "reward worker", "worker", "child")
 """``worker``: a process of Ray's that has not said what it is. ``child``: started by another one of the run."""
 CHOICES = {"driver": ("driver",), "trainer": ("trainer",), "rollout": ("engine", "engine core", "reward worker")}
 """What ``--role`` takes, beside the roles themselves."""
+_here = {"pid": os.getpid(), "was_distributed": False}
+"""The process that loaded this module; of a forked one, whether its parent had its groups before the fork."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +38,10 @@ class Identity:
         return self.role if self.rank is None else f"{self.role} {self.rank}"
 
 
-def introduce(role: str, rank: int | None = None) -> None:
-    """Say who this process is; what it starts inherits it until it says otherwise."""
-    os.environ[ROLE] = role
-    os.environ.pop(RANK, None)
-    if rank is not None:
-        os.environ[RANK] = str(rank)
-
-
 def whoami() -> Identity:
     """From what was said with ``introduce``, torch.distributed where it is up, the launcher's RANK, and Ray."""
-    role, rank = os.environ.get(ROLE, ""), os.environ.get(RANK) or os.environ.get("RANK")
+    is_worker, address = False, "127.0.0.1"
     actor = job = node = ""
-    address = "127.0.0.1"
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         # never global_worker.actor_name: it aborts a driver
@@ -52,9 +49,39 @@ def whoami() -> Identity:
         is_worker = ray._private.worker.global_worker.mode == ray.WORKER_MODE
         actor = (context.get_actor_name() or context.get_actor_id() or "") if is_worker else ""
         job, node, address = context.get_job_id(), context.get_node_id(), ray.util.get_node_ip_address()
-        role = role or ("worker" if is_worker else "driver")
+    role, rank = _said(is_worker)
+    return Identity(role, rank, os.getpid(), socket.gethostname(), address, actor, job, node)
+
+
+def _said(is_worker: bool) -> tuple[str, int | None]:
+    """(role, rank): what was said of this very process, or of those that its parent started, or what it looks like."""
+    if os.environ.get(PID) == str(os.getpid()):
+        return os.environ[ROLE], _number(os.environ[RANK]) if RANK in os.environ else _launched_rank()
+    if role := os.environ.get(CHILD_ROLE):
+        return role, _number(os.environ.get(CHILD_RANK))
+    is_forked = os.getpid() != _here["pid"]
+    if is_worker and not is_forked:
+        return "worker", _launched_rank()
+    if is_forked or os.environ.get(PID) or multiprocessing.parent_process() is not None:
+        return "child", _launched_rank()
+    return "driver", _launched_rank()
+
+
+def _launched_rank() -> int | None:
+    """Of a process of a script: its own place among its group's, or what its launcher told it."""
     distributed = sys.modules.get("torch.distributed")
-    if RANK not in os.environ and distributed is not None and distributed.is_initialized():
-        rank = str(distributed.get_rank())
-    number = int(rank) if rank and rank.isdigit() else None
-    return Identity(role or "driver", number, os.getpid(), socket.gethostname(), address, actor, job, node)
+    if distributed is not None and not _here["was_distributed"] and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return _number(os.environ.get("RANK"))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def _note_fork() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    _here["was_distributed"] = distributed is not None and distributed.is_initialized()
+
+
+os.register_at_fork(after_in_child=_note_fork)
