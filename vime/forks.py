@@ -14,10 +14,15 @@ _state = {"registered": False, "parent": 0}
 
 def _die_with_parent() -> None:
     if _state["parent"]:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() != _state["parent"]:  # it ended between the fork and the line above
             os._exit(1)
         _state["parent"] = os.getpid()  # of what this process forks in turn
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends, however that comes about."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class RunFolder:
                 shutil.rmtree(self.path / child, ignore_errors=True)
             for file in (self.metrics, self.report, self.page):
                 file.unlink(missing_ok=True)
-        write_text(self.config, to_toml(loaded.config))
+        write_text(self.config, to_toml(loaded.asked or loaded.config))
         write_text(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
 
     def _require_outside(self, template: str | None) -> None:

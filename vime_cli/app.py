@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from vime.errors import EXIT_RUN_FAILED, VimeError
+from vime.reward.breakpoints import DEBUG_SPEC
 from vime_cli import output
 from vime_cli.align_check import align_check
 from vime_cli.debug_attach import app as debug_attach
@@ -74,10 +75,19 @@ def vime(
     """Reinforcement learning of language models that can be debugged: vLLM generates, Megatron-core learns."""
 
 
+def _introduce() -> None:
+    """In a debug run: this process is the driver."""
+    if os.environ.get(DEBUG_SPEC):
+        from vime.debug.stop.identity import introduce
+
+        introduce("driver")
+
+
 def main() -> None:
     """Entry point of the console script."""
     if sys.stdout is None:  # closed by the caller: nobody wants the result
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
+    _introduce()
     try:
         app()
     finally:  # only the interpreter's own end is left, and one more Ctrl-C would print a traceback of it

@@ -25,6 +25,7 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     """
     from vime.config.load import read
     from vime.config.sources import DEFAULT
+    from vime.debug.stop.hold import raised_run
     from vime.log import setup_logging
     from vime.preflight import preflight
 
@@ -43,6 +44,9 @@ def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: Non
     if call.is_dry_run:
         output.dry_run(found, call.as_json)
         raise typer.Exit
+    loaded, text = raised_run(loaded)
+    if text:
+        output.say(text)
     return loaded
 
 

@@ -43,6 +43,7 @@ class Loaded:
     problems  one line each; ``load`` raises them, ``read`` hands them on so that more can be found first
     warnings  one line each
     invalid   settings whose value was refused
+    asked     as it was asked for, where the command itself has changed it since; None: as ``config``
     """
 
     config: Config
@@ -51,6 +52,7 @@ class Loaded:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     invalid: frozenset[str] = field(default=frozenset())
+    asked: Config | None = None
 
     def origin(self, path: str) -> str:
         return Tree(origins=self.origins).origin(path)

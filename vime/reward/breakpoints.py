@@ -9,6 +9,7 @@ names a hook of the user's.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,12 @@ def is_debug_run() -> bool:
         return True
     hook = os.environ.get(HOOK, "")
     return hook not in ("", "0", IGNORED_HOOK) and not hook.startswith("ray.")
+
+
+def held(seconds: float) -> float:
+    """A limit on a wait for another process: in a debug run no shorter than what a stop may take there."""
+    text = os.environ.get(DEBUG_SPEC)
+    return seconds if not text else max(seconds, float(json.loads(text)["hold_seconds"]))
 
 
 def is_ray_debug_run() -> bool:

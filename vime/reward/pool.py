@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 from vime.config import schema
 from vime.errors import UsageError, VimeError
-from vime.reward.breakpoints import Ignored
+from vime.reward.breakpoints import Ignored, held
 from vime.reward.registry import needs_label, title
 from vime.reward.role import of_child
 from vime.reward.worker import START_TIMEOUT_SECONDS, WORKER, Reply, Start
@@ -99,7 +99,7 @@ class RewardPool:
 
     def _call(self, samples: Sequence[Sample]) -> list[float | None]:
         """In a thread: one call in a free worker."""
-        worker = self._free.get(timeout=START_TIMEOUT_SECONDS)
+        worker = self._free.get(timeout=held(START_TIMEOUT_SECONDS))
         try:
             worker = worker or self._new_worker()
             reply = worker.call(samples, self.config.timeout_seconds)
@@ -170,9 +170,10 @@ class Worker:
 
     def wait_until_ready(self, name: str) -> None:
         """UsageError if the function cannot be loaded; VimeError if the process does not come up."""
-        reply = self._receive(START_TIMEOUT_SECONDS)
+        limit = held(START_TIMEOUT_SECONDS)
+        reply = self._receive(limit)
         if reply is TIMED_OUT:
-            raise VimeError(f"the worker of reward {name} was not ready within {START_TIMEOUT_SECONDS:.0f} s")
+            raise VimeError(f"the worker of reward {name} was not ready within {limit:.0f} s")
         if self.is_dead:
             raise VimeError(f"the worker of reward {name} ended while it started: {reply.problem}")
         if reply.problem is not None:

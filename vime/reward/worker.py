@@ -7,6 +7,7 @@ can be ended whatever the function does: a loop in C, a blocked signal, an exit,
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import signal
 import traceback
@@ -17,9 +18,10 @@ from typing import Any
 
 from vime.config import schema
 from vime.errors import UsageError
+from vime.forks import die_with_parent
 from vime.log import answer_stack_requests
 from vime.reward import registry
-from vime.reward.breakpoints import Ignored, ignore
+from vime.reward.breakpoints import DEBUG_SPEC, Ignored, held, ignore
 from vime.reward.function import add_import_paths
 from vime.reward.role import introduce
 from vime.types import Sample
@@ -50,12 +52,14 @@ class Reply:
 def main(read_fd: int, write_fd: int, rank: int = 0) -> None:
     """Serve until the parent goes away. ``rank``: its place among the workers."""
     introduce(WORKER, rank)
+    if os.environ.get(DEBUG_SPEC):
+        die_with_parent()  # its limits are those of a stop: hours
     answer_stack_requests()
     requests, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     start: Start = pickle.loads(requests.recv_bytes())
     add_import_paths(start.import_paths)
     ignore(Ignored((*start.ignored.calls, "pdb.set_trace"), start.ignored.places))  # nobody is at its standard input
-    end_after(START_TIMEOUT_SECONDS + GRACE_SECONDS)
+    end_after(held(START_TIMEOUT_SECONDS) + GRACE_SECONDS)
     try:
         score = registry.make(start.config)
     except UsageError as error:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from vime.errors import VimeError
 from vime.protocols import RolloutEngine, Rollouts
+from vime.reward.breakpoints import held
 from vime.types import RolloutBatch
 
 ANSWER_SECONDS = 60.0
@@ -50,9 +51,9 @@ async def read(engines: Sequence[RolloutEngine]) -> tuple[int, int] | None:
     if len(counting) < len(engines):
         return None
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(held(ANSWER_SECONDS)):
             counts = await asyncio.gather(*(engine.prefix_cache() for engine in counting))
     except TimeoutError as error:
-        text = f"an engine did not say within {ANSWER_SECONDS:g} s what it found in its prefix cache"
+        text = f"an engine did not say within {held(ANSWER_SECONDS):g} s what it found in its prefix cache"
         raise VimeError(text, "see the engines' log: one of them hangs") from error
     return sum(prompt for prompt, _ in counts), sum(cached for _, cached in counts)

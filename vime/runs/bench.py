@@ -16,6 +16,7 @@ from vime.align.bench import Learned, OneProcess, Resumed, Unavailable
 from vime.config.load import Loaded
 from vime.config.schema import Config
 from vime.data.tokenizer import load_tokenizer
+from vime.debug.stop.hold import held
 from vime.errors import VimeError
 from vime.models import ModelSpec, load_spec
 from vime.observe import Observer
@@ -179,7 +180,7 @@ class LiveBench:
             about = ray.start(keeps_initial=True)
         introduce_trainer(self.observer.progress, about)
         self.devices.trainer = ray
-        ping = Life("the trainer", lambda: self.check, lambda: ray.ping(HEALTH_SECONDS))
+        ping = Life("the trainer", lambda: self.check, lambda: ray.ping(held(HEALTH_SECONDS)))
         return LiveTrainer(ray, about, self.devices, ping)
 
     @property
@@ -190,7 +191,7 @@ class LiveBench:
         ray = self.begun.engines
         if ray is None:
             raise VimeError("no engine was started: the checks that were asked for need none")
-        life = Life("an engine", lambda: self.check, lambda: ray.ping(HEALTH_SECONDS))
+        life = Life("an engine", lambda: self.check, lambda: ray.ping(held(HEALTH_SECONDS)))
         ends = self.stack.enter_context(ending(life, self.observer.progress))
         with self.observer.phase("starting the engines"):
             infos = up(ray, self.observer.progress, ends)

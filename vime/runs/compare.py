@@ -19,6 +19,7 @@ from vime.align.tensors import TensorGap
 from vime.cluster.session import RaySession, num_processes
 from vime.config.load import Loaded
 from vime.config.schema import Config
+from vime.debug.stop.hold import raised_run
 from vime.debug.watchdog import Watchdog
 from vime.errors import UsageError
 from vime.log import Progress
@@ -151,6 +152,7 @@ class Comparison:
         return Trail(self.folder / f"run_{number}", keeps_tensors=True)
 
     def _run(self, reference: Loaded, trail: Trail) -> None:
+        reference, _ = raised_run(reference)
         nowhere = lambda *_: self.folder / "none"  # noqa: E731 - nothing is evaluated in a replay
         observer = Observer(reference.config, self.say, Metrics([]), nowhere, verify_first_step=False)
         observer.watchdog = self.watchdog

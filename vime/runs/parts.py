@@ -25,6 +25,7 @@ from vime.config.load import Loaded, to_toml
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.debug.stop.hold import while_stopped
 from vime.debug.user_modules import user_leftovers
 from vime.errors import VimeError
 from vime.log import Progress
@@ -85,7 +86,7 @@ def started(loaded: Loaded, observer: Observer, session: RaySession | None = Non
         rollouts, evaluation = rollouts_of(loaded, prompts.result(), engines, infos, transport, observer, stack)
         parts = Parts(rollouts, trainer, transport, evaluation)
         parts = _colocated(parts, trainer, engines) if is_shared else parts
-        with explaining(observer):
+        with explaining(observer), while_stopped(say.warn):
             yield _recorded(config, parts, trainer, stack)
 
 
@@ -140,7 +141,7 @@ def _asked(loaded: Loaded, observer: Observer) -> Iterator[Parts]:
         assert prompts is not None
         engines, infos = stack.enter_context(engines_alone(config, say, prompts.tokenizer))
         rollouts, evaluation = rollouts_of(loaded, prompts, engines, infos, None, observer, stack)
-        with explaining(observer):
+        with explaining(observer), while_stopped(say.warn):
             yield Parts(rollouts, None, None, evaluation)
 
 
@@ -264,7 +265,7 @@ def rollouts_of(
     ignored = user_leftovers(config, import_paths).ignored
     ignore(ignored)
     reward = stack.enter_context(RewardPool(config.reward, import_paths, ignored))
-    header = with_servers(_header(config, prompts.tokenizer, infos[0]), infos)
+    header = with_servers(_header(loaded.asked or config, prompts.tokenizer, infos[0]), infos)
     for engine in engines.engines:
         engine.tokenizer = prompts.tokenizer  # for user functions
     shared: dict[str, Any] = {"header": header, "on_progress": observer.on_progress, "import_paths": import_paths}

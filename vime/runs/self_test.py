@@ -18,6 +18,7 @@ from vime.align.faults import FAULTS
 from vime.align.tiny_model import Recipe, cached_tiny_model
 from vime.align.walk import walk
 from vime.config.load import Loaded, read
+from vime.debug.stop.hold import held
 from vime.errors import ConfigError, UsageError, VimeError
 from vime.files import whole_file
 from vime.log import Progress
@@ -188,7 +189,7 @@ def _loaded(folder: Path, model: Path, parallel: dict[str, int | bool]) -> Loade
         "rollout.sampling.max_response_len": SIZE.tokens,
         "train.max_tokens_per_micro_batch": 100,
         "train.lr": 1e-3,
-        "weights.timeout_seconds": 60.0,
+        "weights.timeout_seconds": held(60.0),
         **{f"parallel.{name}": value for name, value in parallel.items()},
     }
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from vime.config.schema import Config
 from vime.debug.processes import FILE, Member, Roster
-from vime.debug.watchdog import Limit, Watchdog
+from vime.debug.stop.hold import held, note_run
+from vime.debug.watchdog import UNUSUAL_SECONDS, Limit, Watchdog
 from vime.log import Progress, answer_stack_requests
 from vime.observe import Observer
 from vime.rollout.groups import CANCEL_TIMEOUT_SECONDS
@@ -20,10 +21,12 @@ GRACE_SECONDS = CANCEL_TIMEOUT_SECONDS + 5.0
 def watchdog(command: str, config: Config, folder: RunFolder, say: Progress) -> Watchdog:
     """The watchdog of a run, whose ``processes.json`` is written with this process as its driver."""
     answer_stack_requests()
+    note_run(config, folder.path)
     roster = Roster(folder.path / FILE)
     roster.facts |= {"command": command, "name": config.run.name, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     roster.add([Member.here("driver")])
-    return Watchdog(folder.path, say, roster, limits_of(config))
+    unusual = held(UNUSUAL_SECONDS)
+    return Watchdog(folder.path, say, roster, limits_of(config), unusual_seconds=unusual)
 
 
 def limits_of(config: Config) -> dict[str, Limit]:

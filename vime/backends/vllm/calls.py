@@ -12,6 +12,7 @@ from vime.backends.vllm.environment import EngineEnvironment
 from vime.backends.vllm.processes import DeathWatch, ProcessDied
 from vime.backends.vllm.sampling import StopIds
 from vime.config.schema import Config
+from vime.debug.stop.hold import held
 from vime.errors import VimeError
 from vime.types import TensorEntry
 
@@ -60,9 +61,10 @@ class EngineCalls:
                 f"engine {self.index}: {method} failed in a worker: {error}", "see its log above"
             ) from error
 
-    async def _limited(self, call: Awaitable[Any], what: str, seconds: float = CONTROL_SECONDS) -> Any:
+    async def _limited(self, call: Awaitable[Any], what: str, limit: float = CONTROL_SECONDS) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        seconds = held(limit)
         try:
             with self._require_watch().watching():
                 return await asyncio.wait_for(call, seconds)
