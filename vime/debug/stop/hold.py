@@ -8,6 +8,7 @@ debug run nothing is changed.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vime.debug.processes import Member
 from vime.debug.stop.records import Stop, stops
-from vime.debug.stop.registry import registry_of
+from vime.debug.stop.registry import Registry, registry_of
 from vime.debug.stop.spec import Spec, current
 from vime.reward.breakpoints import held as held
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from vime.config.load import Loaded
     from vime.config.schema import Config
 
-NOTE = "note/vime"
-"""In the registry, below the session: what ``behind`` says of a run of vime."""
+NOTE, GROUP = "note/vime", "note/group"
+"""In the registry, below the session, for ``vime.debug.attach.behind``: of a run of vime; of a stopped process, by its
+key.
+"""
 SETTINGS = (
     "train.step_timeout_seconds",
     "rollout.timeout_seconds",
@@ -94,6 +97,17 @@ def note_run(config: Config, run_dir: Path) -> None:
         "limits": limits(config),
     }
     registry_of(spec).put(f"{spec.session}/{NOTE}", facts)
+
+
+def note_group(registry: Registry, stop: Stop) -> None:
+    """A process that stops says how many others may wait for it in collectives, and how long they will."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return
+    size, backend = int(distributed.get_world_size()), str(distributed.get_backend())
+    seconds = distributed.group.WORLD._get_backend(distributed.group.WORLD._device_types[0]).options._timeout
+    facts = {"size": size, "backend": backend, "seconds": seconds.total_seconds()}
+    registry.put(f"{stop.session}/{GROUP}/{stop.key}", facts)
 
 
 @contextmanager
