@@ -144,6 +144,18 @@ class WorkerExtension:
         self._vime_undo = [*getattr(self, "_vime_undo", []), undo]
         return said
 
+    def vime_settings(self) -> dict[str, Any]:
+        """What this worker reads back of its own settings and environment."""
+        from vime.backends.vllm.crash_facts import facts
+
+        return facts(self)
+
+    def vime_plant_crash(self, text: str, requests: Sequence[Sequence[Any]], arguments: Mapping[str, Any]) -> str:
+        """Plant a crash (``vime.debug.crash.planted``); returns it in words."""
+        from vime.backends.vllm.crash_faults import plant
+
+        return plant(self, text, requests, arguments)
+
     def vime_heal(self) -> None:
         """Undo what was planted, but for weights, which the next update carries."""
         for undo in reversed(getattr(self, "_vime_undo", [])):

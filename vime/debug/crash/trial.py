@@ -1,0 +1,71 @@
+"""One attempt: what is asked of it, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from vime.debug.crash.toggles import Toggle
+
+
+class Outcome(StrEnum):
+    SURVIVED = "survived"  # every request was answered
+    CRASHED = "crashed"  # a process was killed by a signal, or the engine raised
+    HUNG = "hung"  # not done at the time limit
+    REFUSED = "refused"  # vLLM takes no such settings: nothing was tried
+
+
+class Phase(StrEnum):
+    """How far an attempt came."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``changed``: toggles that are otherwise than in the run; ``requests``: places in the list of all requests."""
+
+    changed: tuple[Toggle, ...]
+    requests: tuple[int, ...]
+    with_core_dump: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(toggle.name for toggle in self.changed)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one attempt ended.
+
+    cause     one line: "SIGSEGV in the engine core", "RuntimeError: ..."; empty where it survived
+    stack     Python frames of the process that crashed or hangs, the innermost first
+    facts     what the engine's worker read back of its own settings, see ``toggles``; empty where it did not come up
+    seconds   wall-clock, the start of the engine included
+    folder    where order, output and stacks of the attempt lie; empty where nothing is kept
+    """
+
+    outcome: Outcome
+    phase: Phase = Phase.DONE
+    cause: str = ""
+    stack: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    folder: str = ""
+
+    @property
+    def is_crash(self) -> bool:
+        return self.outcome in (Outcome.CRASHED, Outcome.HUNG)
+
+    def is_like(self, first: Ending) -> bool:
+        """Whether this can be the crash that ``first`` saw: a hang is no crash, and a start is not yet the serving.
+
+        Signals and errors are not told apart: with other settings the same fault of a kernel surfaces elsewhere.
+        """
+        if not (self.is_crash and self.outcome == first.outcome):
+            return False
+        return self.phase == first.phase or first.phase == Phase.STARTING
