@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ROLE, RANK, PID = "VIME_ROLE", "VIME_RANK", "VIME_ROLE_PID"
 """What a process says of itself, and its pid: those below inherit the variables, and with them no role."""
 CHILD_ROLE, CHILD_RANK = "VIME_CHILD_ROLE", "VIME_CHILD_RANK"
 """What is said of the processes that are started with them."""
+when_introduced: list[Callable[[], None]] = []
+"""Called when this process has said who it is."""
 
 
 def introduce(role: str, rank: int | None = None) -> None:
@@ -19,6 +21,8 @@ def introduce(role: str, rank: int | None = None) -> None:
     os.environ |= {ROLE: role, PID: str(os.getpid())}
     if rank is not None:
         os.environ[RANK] = str(rank)
+    for told in when_introduced:
+        told()
 
 
 def of_child(role: str, rank: int | None = None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vime.debug.processes import Member
-from vime.debug.stop.records import Stop, stops
+from vime.debug.stop.records import RUNNING, Stop, stops
 from vime.debug.stop.registry import Registry, registry_of
 from vime.debug.stop.spec import Spec, current
 from vime.reward.breakpoints import held as held
@@ -85,6 +85,19 @@ def limits(config: Config) -> dict[str, float]:
     return found
 
 
+def variables(hold_seconds: float) -> dict[str, str]:
+    """Limits of libraries, as they read them from the environment: vLLM's engine, and NCCL's watchdog. Sources:
+    vllm/envs.py, torch's ProcessGroupNCCL.hpp.
+    """
+    seconds = str(int(hold_seconds))
+    return {
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": seconds,
+        "VLLM_ENGINE_READY_TIMEOUT_S": seconds,
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": seconds,
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+    }
+
+
 def note_run(config: Config, run_dir: Path) -> None:
     """The driver of a run of vime says what waits for what, and where the run writes."""
     spec = current()
@@ -137,7 +150,8 @@ def _wait(say: Callable[[str], None], why: str) -> None:
 
 def others(spec: Spec) -> list[Stop]:
     """Processes of the debug run that have stopped, beside this one. Of other machines as they are noted."""
-    return [stop for stop in stops(registry_of(spec), spec.session) if stop.pid != os.getpid() and _lives(stop)]
+    found = stops(registry_of(spec), spec.session)
+    return [stop for stop in found if stop.pid != os.getpid() and stop.state != RUNNING and _lives(stop)]
 
 
 def _lives(stop: Stop) -> bool:

@@ -69,9 +69,9 @@ def _said(is_worker: bool) -> tuple[str, int | None]:
 
 def _launched_rank() -> int | None:
     """Of a process of a script: its own place among its group's, or what its launcher told it."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and not _here["was_distributed"] and distributed.is_initialized():
-        return int(distributed.get_rank())
+    distributed = sys.modules.get("torch.distributed")  # perhaps in the middle of its import
+    if not _here["was_distributed"] and getattr(distributed, "is_initialized", bool)():
+        return int(distributed.get_rank())  # type: ignore[union-attr]
     return _number(os.environ.get("RANK"))
 
 
@@ -81,7 +81,7 @@ def _number(text: str | None) -> int | None:
 
 def _note_fork() -> None:
     distributed = sys.modules.get("torch.distributed")
-    _here["was_distributed"] = distributed is not None and distributed.is_initialized()
+    _here["was_distributed"] = getattr(distributed, "is_initialized", bool)()
 
 
 os.register_at_fork(after_in_child=_note_fork)

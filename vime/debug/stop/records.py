@@ -8,7 +8,7 @@ from typing import Any
 
 from vime.debug.stop.registry import Registry, rows
 
-WAITING, ATTACHED = "waiting", "attached"
+WAITING, ATTACHED, RUNNING = "waiting", "attached", "running"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Stop:
     thread       its name
     host, port   where its debug adapter listens
     since        Unix time of the stop; ``until``: when it goes on if nobody attaches
-    state        waiting or attached
+    state        waiting; attached: a client holds it; running: a client is connected still and has let it go on
     local_root, remote_root        folder of the code where the command was given, and here; "" where they are one
     """
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from vime.debug.stop.spec import Spec
 from vime.errors import UsageError, VimeError
-from vime.files import whole_file
 
 NAMESPACE = b"vime_debug"
 SECONDS = 10.0
 """Longest wait for one answer of the key-value store."""
 _SUFFIX = ".json"
+_NUM_TRIES = 10
 
 
 class Registry(Protocol):
@@ -62,23 +64,34 @@ class FolderRegistry:
             raise UsageError(f"{folder} is not a folder that is yours alone", f"remove it, or chmod 700 {folder}")
 
     def put(self, name: str, value: dict[str, Any]) -> None:
-        path = self._path(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(json.dumps(value).encode())
+        self._place(name, value, os.replace)
 
     def claim(self, name: str, value: dict[str, Any]) -> bool:
-        path = self._path(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(value), encoding="utf-8")
         try:
-            os.link(temporary, path)  # fails where it exists, and is never seen half written
+            self._place(name, value, os.link)  # fails where it exists, and is never seen half written
         except FileExistsError:
             return False
-        finally:
-            temporary.unlink()
         return True
+
+    def _place(self, name: str, value: dict[str, Any], move: Callable[[Path, Path], None]) -> None:
+        """Write aside, then ``move``. The folder may go between: another process has deleted the last one in it."""
+        path = self._path(name)
+        aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+        for is_last in (False,) * _NUM_TRIES + (True,):
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                aside.write_text(json.dumps(value), encoding="utf-8")
+                move(aside, path)
+                return
+            except FileNotFoundError as error:
+                if is_last:
+                    raise VimeError(f"{path} cannot be written: {error}", "is the folder still there?") from error
+            except FileExistsError:
+                raise
+            except OSError as error:
+                raise VimeError(f"{path} cannot be written: {error}", "is the disk full?") from error
+            finally:
+                aside.unlink(missing_ok=True)
 
     def get(self, name: str) -> dict[str, Any] | None:
         try:
@@ -88,7 +101,10 @@ class FolderRegistry:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise VimeError(f"{path} cannot be removed: {error}") from error
         with suppress(OSError):  # others are in it still
             while path.parent != self.folder:
                 path = path.parent
@@ -150,10 +166,16 @@ def registry_of(spec: Spec) -> Registry:
     """The registry that a debug run writes to."""
     if spec.folder:
         return FolderRegistry(Path(spec.folder))
-    address = spec.gcs or os.environ.get("RAY_ADDRESS", "")
+    address = spec.gcs or _joined() or os.environ.get("RAY_ADDRESS", "")
     if not address:
         raise VimeError("the debug run names no registry: neither a folder nor a cluster", "start it again")
     return GcsRegistry(address)
+
+
+def _joined() -> str:
+    """Address of the cluster that this process is connected to; "" for none."""
+    ray = sys.modules.get("ray")
+    return ray.get_runtime_context().gcs_address if ray is not None and ray.is_initialized() else ""
 
 
 def rows(registry: Registry, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,223 @@
+"""Taken up at the start of every process of a debug run: from there on, files with points are compiled with them.
+
+It must cost next to nothing: most processes never load such a file. So it imports nothing that Python has not loaded
+already, but for json; what a point needs is loaded with the first file that has one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import get_ident
+from importlib import _bootstrap
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, FrameType, ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+SPEC = "VIME_DEBUG_SPEC"
+"""As in ``vime.reward.breakpoints``, which costs more to load than all this."""
+MAIN = ("__main__", "__mp_main__")
+_SIGUSR2 = 12 if sys.platform == "linux" else 31
+
+_installed: set[int] = set()
+_names: set[str] = set()
+"""Modules and file names that may have points."""
+_files: set[str] = set()
+_busy: set[int] = set()
+"""Threads that load what it needs to compile a file with points: not with points itself."""
+_after: dict[str, Callable[[ModuleType], None]] = {}
+"""What to do once a module has been loaded."""
+_load = SourceFileLoader.get_code
+
+
+def install(is_start: bool = False) -> None:
+    """Once per process; nothing outside of a debug run. ``is_start``: Python has not begun with its program yet."""
+    text = os.environ.get(SPEC)
+    if not text or _installed:
+        return
+    _installed.add(os.getpid())
+    import json
+
+    try:
+        spec = json.loads(text)
+        points, is_post_mortem = spec["points"], spec["post_mortem"] is not None
+        _names.update(p["module"] for p in points if p["module"])
+        _files.update(os.path.basename(p["file"]) for p in points if p["file"])
+    except (ValueError, KeyError, TypeError) as error:
+        from vime.debug.stop.say import say
+
+        say(f"no points in process {os.getpid()}: {SPEC} is not readable: {error}")
+        return
+    if points:
+        if is_start:
+            _run_main_with_points()
+        _report_imported()
+        SourceFileLoader.get_code = _get_code  # type: ignore[method-assign,assignment]
+        _when_loaded("runpy", _patch_runpy)
+    sys.breakpointhook = _breakpoint
+    os.environ["PYTHONBREAKPOINT"] = "vime.debug.stop.boot._breakpoint"
+    os.register_at_fork(after_in_child=_in_forked_child)
+    if is_post_mortem:
+        _install_post_mortem()
+    _install_signal()
+
+
+def code_with_points(name: str, path: str) -> CodeType | None:
+    """Code of a file that has points; None for others, which are loaded as ever."""
+    is_main = name in MAIN and "__main__" in _names
+    if (name not in _names and os.path.basename(path) not in _files and not is_main) or get_ident() in _busy:
+        return None
+    _busy.add(get_ident())
+    try:
+        from vime.debug.stop.targets import code_of
+
+        return code_of(name, path)
+    finally:
+        _busy.discard(get_ident())
+
+
+def _get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+    code = code_with_points(fullname, self.path)
+    return _load(self, fullname) if code is None else code
+
+
+def _run_main_with_points() -> None:
+    """``python FILE`` reads its file without any loader: begin again, with the runner, where the file has points."""
+    script = sys.argv[0] if sys.argv else ""
+    index = len(sys.orig_argv) - len(sys.argv)
+    is_file = script.endswith(".py") and index > 0 and sys.orig_argv[index] == script
+    if not is_file or ("__main__" not in _names and os.path.basename(script) not in _files):
+        return
+    from vime.debug.stop.targets import points_of
+
+    if points_of("__main__", script):
+        options = sys.orig_argv[1:index]
+        command = [sys.executable, *options, "-m", "vime.debug.stop.runner", *sys.orig_argv[index:]]
+        os.execv(sys.executable, command)
+
+
+def _report_imported() -> None:
+    """What was loaded before cannot have points any more: said, never silent."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in MAIN or not isinstance(file, str):
+            continue
+        if name in _names or os.path.basename(file) in _files:
+            from vime.debug.stop.say import say
+            from vime.debug.stop.targets import points_of
+
+            for point in points_of(name, file):
+                say(f"{point.text} never stops in process {os.getpid()}: {name} was imported before the points were")
+
+
+class _AfterLoading:
+    """A finder that finds nothing of its own: it has a function called when some module has been loaded."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in _after:
+            return None
+        then = _after.pop(name)
+        spec = _bootstrap._find_spec(name, path, target)  # type: ignore[attr-defined]
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, then)
+        return spec
+
+
+class _Loader:
+    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._then(module)
+
+
+def _when_loaded(name: str, then: Callable[[ModuleType], None]) -> None:
+    if name in sys.modules:
+        then(sys.modules[name])
+        return
+    if not any(finder is _AfterLoading for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterLoading)  # type: ignore[arg-type]
+    _after[name] = then
+
+
+def _patch_runpy(runpy: Any) -> None:
+    """A spawned child runs the file of its parent's main program again, as ``__mp_main__``, through this function."""
+    load = runpy._get_code_from_file
+
+    def get_code_from_file(*args: Any) -> Any:
+        path = args[-1]
+        code = code_with_points("__mp_main__", os.path.abspath(os.fsdecode(path)))
+        if code is None:
+            return load(*args)
+        return (code, path) if len(args) == 2 else code  # one argument and result less from Python 3.12 on
+
+    runpy._get_code_from_file = get_code_from_file
+
+
+def _breakpoint(*_args: object, **_options: object) -> None:
+    """Stands for ``breakpoint()``."""
+    from vime.debug.stop.pause import at_breakpoint
+
+    at_breakpoint(sys._getframe(1))
+
+
+def _in_forked_child() -> None:
+    for name in ("vime.debug.stop.hit", "vime.debug.stop.pause", "vime.debug.stop.post_mortem"):
+        if (module := sys.modules.get(name)) is not None:
+            module.in_forked_child()
+
+
+def _install_post_mortem() -> None:
+    before = sys.excepthook
+
+    def at_exception(kind: Any, error: BaseException, traceback: Any) -> None:
+        before(kind, error, traceback)
+        from vime.debug.stop.post_mortem import stop_at
+
+        stop_at(error)
+
+    sys.excepthook = at_exception
+    _when_loaded("threading", lambda module: _then(module, "patch_threading"))
+    _when_loaded("ray.util.rpdb", lambda module: _then(module, "patch_ray"))
+    _when_loaded("vime.reward.worker", lambda module: _then(module, "patch_reward_worker"))
+
+
+def _then(module: ModuleType, function: str) -> None:
+    import importlib
+
+    getattr(importlib.import_module("vime.debug.stop.post_mortem"), function)(module)
+
+
+def _install_signal() -> None:
+    """SIGUSR2 pauses the process where it is, unless somebody has it already."""
+    import _signal
+
+    try:
+        before = _signal.getsignal(_SIGUSR2)
+        if before == _signal.SIG_DFL:
+            _signal.signal(_SIGUSR2, _at_signal)
+            return
+    except ValueError:  # not the main thread: it has no say in signals
+        return
+    from vime.debug.stop.say import say
+
+    say(f"process {os.getpid()} cannot be paused: its signal SIGUSR2 is taken by {before!r}")
+
+
+def _at_signal(_number: int, frame: FrameType | None) -> None:
+    if frame is not None:
+        from vime.debug.stop.pause import at_signal
+
+        at_signal(frame)

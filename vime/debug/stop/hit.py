@@ -1,0 +1,151 @@
+"""What an instrumented file calls before the statement of a point. Most calls must cost next to nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from vime.debug.stop.identity import Identity, whoami
+from vime.debug.stop.say import say, say_once
+from vime.debug.stop.spec import Point, Who
+from vime.debug.stop.targets import spec_here
+from vime.reward.role import when_introduced
+
+_off: set[str] = set()
+"""Points that do not stop here, or not any more."""
+_not_mine: set[str] = set()
+"""Those of ``_off`` that are for others: until this process says that it is somebody else."""
+_lock = threading.Lock()
+_num_introductions = 0
+
+
+@dataclass
+class _Watch:
+    """state: of the process when ``is_mine`` was decided. is_claimed: this process is the first of all."""
+
+    point: Point
+    condition: CodeType | None
+    state: int = -1
+    is_mine: bool = False
+    count: int = 0
+    is_claimed: bool = False
+    is_failure_told: bool = False
+
+
+def hit(point_id: str) -> None:
+    """A point was reached, in the caller's frame."""
+    if point_id in _off:
+        return
+    watch = _watches.get(point_id)
+    if watch is None:
+        _off.add(point_id)
+        return
+    _consider(watch, sys._getframe(1))
+
+
+def _consider(watch: _Watch, frame: FrameType) -> None:
+    if watch.state != (state := _state()):
+        watch.is_mine, watch.state = _is_selected(watch.point), state
+    if not watch.is_mine or not _holds(watch, frame) or not _counts(watch):
+        return
+    from vime.debug.stop import pause
+
+    if watch.point.who.is_first and not watch.is_claimed:
+        watch.is_claimed = pause.claim(watch.point.id)
+        if not watch.is_claimed:
+            _off.add(watch.point.id)
+            return
+    pause.at_point(frame, watch.point)
+
+
+def _state() -> int:
+    """A number that changes with who this process is."""
+    distributed = sys.modules.get("torch.distributed")
+    is_up = getattr(distributed, "is_initialized", None)
+    return _num_introductions * 2 + bool(is_up is not None and is_up())
+
+
+def _is_selected(point: Point) -> bool:
+    if not point.who.roles and point.who.ranks is None:
+        return True
+    me = whoami()
+    if is_one_of(me, point.who):
+        return True
+    if me.rank is None and point.who.ranks is not None and is_one_of(me, Who(point.who.roles)):
+        ranks = ",".join(map(str, point.who.ranks))
+        say_once(f"{point.text} was reached by {me.name} (pid {me.pid}), which has no rank: it is for rank {ranks}")
+    elif me.rank is not None:
+        _off.add(point.id)
+        _not_mine.add(point.id)
+    return False
+
+
+def is_one_of(me: Identity, who: Who) -> bool:
+    """Whether a process is among those that stop."""
+    return (not who.roles or me.role in who.roles) and (who.ranks is None or me.rank in who.ranks)
+
+
+def _holds(watch: _Watch, frame: FrameType) -> bool:
+    """Whether the condition is true here; one that raises is told once, and is not true."""
+    code = watch.condition
+    if code is None:
+        return True
+    try:
+        if any(isinstance(c, CodeType) for c in code.co_consts):  # a scope inside sees no locals of eval
+            return bool(eval(code, {**frame.f_globals, **frame.f_locals}))
+        return bool(eval(code, frame.f_globals, frame.f_locals))
+    except Exception as error:  # noqa: BLE001 - the user's expression; the run goes on
+        if not watch.is_failure_told:
+            watch.is_failure_told = True
+            point = watch.point
+            say(f"condition {point.condition!r} of {point.text} fails: {type(error).__name__}: {error}; it goes on")
+        return False
+
+
+def _counts(watch: _Watch) -> bool:
+    """Count; whether this is the time to stop."""
+    with _lock:
+        if watch.point.id in _off:
+            return False
+        watch.count += 1
+        if watch.count < watch.point.hit:
+            return False
+        if not watch.point.is_every:
+            _off.add(watch.point.id)
+        return True
+
+
+def in_forked_child() -> None:
+    """A forked child has reached nothing yet."""
+    global _lock, _watches
+    _lock = threading.Lock()
+    _off.clear()
+    _not_mine.clear()
+    _watches = _all_watches()
+
+
+def _reconsider() -> None:
+    """This process has said who it is."""
+    global _num_introductions
+    _num_introductions += 1
+    _off.difference_update(_not_mine)
+    _not_mine.clear()
+
+
+def _all_watches() -> dict[str, _Watch]:
+    spec = spec_here()
+    found = {}
+    for point in () if spec is None else spec.points:
+        try:
+            condition = compile(point.condition, f"<condition of {point.text}>", "eval") if point.condition else None
+        except (SyntaxError, ValueError) as error:  # another Python than where it was checked
+            say(f"condition {point.condition!r} of {point.text} is no expression here: {error}; it never stops")
+            continue
+        found[point.id] = _Watch(point, condition)
+    return found
+
+
+when_introduced.append(_reconsider)
+_watches = _all_watches()

@@ -1,0 +1,104 @@
+"""Stops at errors that nobody catches: in the frame of the user's that raised, with its locals as they were."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from vime.debug.stop import pause, tracing
+from vime.debug.stop.hit import is_one_of
+from vime.debug.stop.identity import whoami
+from vime.debug.stop.spec import Spec
+from vime.debug.stop.targets import is_library, spec_here
+from vime.reward.function import is_vimes
+
+_MARK = "__vime_stopped__"
+_num_stops = [0]
+
+
+def stop_at(error: BaseException, *, is_printed: bool = True) -> bool:
+    """Stop at an error, if the debug run asks for it and this process is meant; True if a client has looked at it.
+
+    Public: for code that catches an error itself and ends the process with a message. ``is_printed``: the user has
+    seen it; if not it is printed here, before anything stops.
+    """
+    spec = spec_here()
+    if spec is None or not _is_due(spec, error):
+        return False
+    setattr(error, _MARK, True)
+    place = _users(error.__traceback__)
+    if place is None:
+        return False
+    _num_stops[0] += 1
+    if not is_printed:
+        traceback.print_exception(error, file=sys.stderr)
+    part, line = _up_to(error.__traceback__, place), place.tb_lineno
+    frame = place.tb_frame
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200].removesuffix(": ")
+    here = pause.Here(frame, line, reason, pause.POST_MORTEM, lambda: tracing.stop_at_error(error, part, frame))
+    return pause.stop_here(here)
+
+
+def patch_threading(module: Any) -> None:
+    """Errors that end a thread."""
+    before = module.excepthook
+
+    def at_exception(arguments: Any) -> None:
+        before(arguments)
+        if arguments.exc_value is not None:
+            stop_at(arguments.exc_value)
+
+    module.excepthook = at_exception
+
+
+def patch_ray(module: Any) -> None:
+    """Errors of tasks and of methods of actors: Ray asks these two functions of ``ray.util.rpdb`` about each."""
+    module._is_ray_debugger_post_mortem_enabled = _is_asked_for
+    module._post_mortem = _at_ray_error
+
+
+def patch_reward_worker(module: Any) -> None:
+    """Errors of reward functions, which the worker answers with one line."""
+    module.on_error.append(lambda error: stop_at(error, is_printed=False))
+
+
+def in_forked_child() -> None:
+    """A forked child has stopped at nothing yet."""
+    _num_stops[0] = 0
+
+
+def _is_asked_for() -> bool:
+    return True
+
+
+def _at_ray_error() -> None:
+    error = sys.exc_info()[1]
+    if error is not None:
+        stop_at(error, is_printed=False)
+
+
+def _is_due(spec: Spec, error: BaseException) -> bool:
+    who = spec.post_mortem
+    if who is None or not isinstance(error, Exception) or hasattr(error, _MARK) or _num_stops[0] >= spec.max_stops:
+        return False
+    return is_one_of(whoami(), who) and (not who.is_first or pause.claim(pause.POST_MORTEM))
+
+
+def _users(top: TracebackType | None) -> TracebackType | None:
+    """The innermost frame of the user's, else of vime's, else any."""
+    entries = []
+    while top is not None:
+        entries.append(top)
+        top = top.tb_next
+    users = [e for e in entries if not is_library(e.tb_frame.f_code.co_filename)]
+    others = [e for e in users if not is_vimes(e.tb_frame.f_code.co_filename)]
+    return next(reversed(others or users or entries), None)
+
+
+def _up_to(top: TracebackType | None, last: TracebackType) -> TracebackType:
+    """The traceback without what is below ``last``: its frame is then the one that a client is shown."""
+    if top is None or top is last:
+        return TracebackType(None, last.tb_frame, last.tb_lasti, last.tb_lineno)
+    return TracebackType(_up_to(top.tb_next, last), top.tb_frame, top.tb_lasti, top.tb_lineno)

@@ -1,0 +1,29 @@
+"""The one place where the processes of a debug run speak: stderr, which is where their user looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PREFIX = "vime debug: "
+_said: set[str] = set()
+
+
+def say(text: str) -> None:
+    """One line, at once. Past ``sys.stderr`` where that is closed, or fails."""
+    line = f"{PREFIX}{text}\n"
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none: a daemon
+        try:
+            os.write(2, line.encode())
+        except OSError:
+            return  # nobody listens; the user's process goes on
+
+
+def say_once(text: str) -> None:
+    """``say``, unless this process has said just that."""
+    if text not in _said:
+        _said.add(text)
+        say(text)
