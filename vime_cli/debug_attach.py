@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import typer
 
+from vime_cli import output
 from vime_cli.debug_check import check
+from vime_cli.debug_connect import WithOptionalValues, connect
+from vime_cli.debug_doctor import doctor
+from vime_cli.debug_list import list_stops
+from vime_cli.debug_resume import pause, resume
+from vime_cli.debug_run import CONTEXT, run
+from vime_cli.debug_stop import stop
 from vime_cli.stacks import stacks
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app.command("run", context_settings=CONTEXT)(run)
+app.command("list")(list_stops)
+app.command("connect", cls=WithOptionalValues)(connect)
+app.command("resume")(resume)
+app.command("pause")(pause)
+app.command("stop")(stop)
+app.command("doctor")(doctor)
 app.command("check")(check)
 app.command("stacks")(stacks)
 
 
 @app.callback()
-def debug_attach() -> None:
-    """Find leftovers, show stacks; attach (to come)."""
+def debug_attach(context: typer.Context) -> None:
+    """Stop a process of a run where it is, attach to it, leave nothing behind; stacks, and leftovers in the code."""
+    if context.invoked_subcommand in (None, "check"):  # a hook of pre-commit needs nothing but Python
+        return
+    from vime.debug.attach.doctor import quick
+
+    output.warn(quick(context.invoked_subcommand or ""))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -247,6 +247,78 @@ def report(parts: Sequence[Any]) -> None:
         _page(text)
     else:
         _write(text)
+
+
+def text(content: str) -> None:
+    """As it is, on stdout."""
+    _write(content)
+
+
+def source(lines: Mapping[int, str], current: int) -> None:
+    """Lines of a Python program by number, an arrow at one of them; coloured on a terminal."""
+    width = len(str(max(lines, default=0)))
+    shown = list(lines.values())
+    if has_colour():
+        shown = _coloured(shown)
+    marks = ((number, "->" if number == current else "  ") for number in lines)
+    _write("".join(f"{mark} {number:>{width}}  {line}\n" for (number, mark), line in zip(marks, shown, strict=True)))
+
+
+def _coloured(lines: Sequence[str]) -> list[str]:
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    console = Console(width=AS_NEEDED)
+    found = Syntax("", "python", theme="ansi_dark", background_color="default").highlight("\n".join(lines))
+    with console.capture() as captured:
+        console.print(found, soft_wrap=True, end="")
+    coloured = captured.get().split("\n")
+    return coloured if len(coloured) == len(lines) else coloured[: len(lines)] + list(lines[len(coloured) :])
+
+
+@contextmanager
+def live() -> Iterator[Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str]], None]]:
+    """For what is looked at again and again: call it with columns, rows and lines. A terminal shows the last state;
+    elsewhere a line is written for each row that comes or goes (rows are known by their first cell), and for new lines.
+    """
+    if not is_terminal() or os.environ.get("TERM") == "dumb":
+        yield _changes()
+        return
+    from rich.box import SIMPLE
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False, emoji=False, color_system="auto" if has_colour() else None)
+    with Live(console=console, auto_refresh=False) as screen:
+
+        def show(columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
+            found = Table(*columns, box=SIMPLE)
+            for row in rows:
+                found.add_row(*row)
+            screen.update(Group(*([found] if rows else []), *lines), refresh=True)
+
+        yield show
+
+
+def _changes() -> Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str]], None]:
+    known: dict[str, str] = {}
+    said: list[str] = []
+
+    def show(columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
+        for row in rows:
+            if row[0] not in known:
+                known[row[0]] = "  ".join(cell for cell in row if cell)
+                _write(f"{known[row[0]]}\n")
+        for gone in sorted(set(known) - {row[0] for row in rows}):
+            del known[gone]
+            _write(f"{gone} is not stopped any more\n")
+        for line in lines:
+            if line not in said:
+                _write(f"{line}\n")
+        said[:] = lines
+
+    return show
 
 
 def is_terminal() -> bool:

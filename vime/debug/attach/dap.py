@@ -1,4 +1,4 @@
-"""A client of the Debug Adapter Protocol: what an editor says to debugpy, in 150 lines.
+"""A client of the Debug Adapter Protocol: what an editor says to debugpy.
 
 Source: https://microsoft.github.io/debug-adapter-protocol/specification. debugpy answers ``attach`` only after
 ``configurationDone``; a stop that is there already arrives as an event after that.
@@ -48,6 +48,7 @@ class Dap:
     """One connection to a debug adapter; a thread of its own reads what arrives. Every wait ends in bounded time."""
 
     def __init__(self, host: str, port: int, seconds: float = ANSWER_SECONDS) -> None:
+        """DapError where nothing listens there."""
         self.seconds = seconds
         try:
             self._socket = socket.create_connection((host, port), timeout=seconds)
@@ -112,8 +113,19 @@ class Dap:
         return str(self.ask("evaluate", expression=expression, frameId=frame.id, context="repl").get("result", ""))
 
     def go(self, command: str, thread: int) -> None:
-        """``continue``, ``next``, ``stepIn`` or ``stepOut``."""
+        """``continue``, ``next``, ``stepIn``, ``stepOut``, or ``pause`` of a thread that runs."""
         self.ask(command, threadId=thread)
+
+    def threads(self) -> list[tuple[int, str]]:
+        """(id, name) of the threads of Python."""
+        return [(row["id"], row["name"]) for row in self.ask("threads")["threads"]]
+
+    def set_breakpoints(self, file: str, breakpoints: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """All those of a file anew. Answers in the same order: ``verified``, ``line`` where it was moved, ``message``.
+
+        The conditions are Python; ``{"line": 3, "condition": "i > 2"}``.
+        """
+        return list(self.ask("setBreakpoints", source={"path": file}, breakpoints=list(breakpoints))["breakpoints"])
 
     def detach(self) -> None:
         """Let the process run on without a debugger."""
@@ -145,13 +157,20 @@ class Dap:
     def event(self, name: str, seconds: float | None = None) -> dict[str, Any]:
         """The first event of this name that nobody has taken."""
 
-        def taken() -> dict[str, Any] | None:
-            for index, event in enumerate(self._events):
-                if event["event"] == name:
-                    return self._events.pop(index)
-            return None
+        return self._wait(lambda: self._taken((name,)), f"event {name!r}", seconds)
 
-        return self._wait(taken, f"event {name!r}", seconds)
+    def first(self, names: Sequence[str], seconds: float) -> dict[str, Any] | None:
+        """The first event of one of these names; None where none has come in time. DapError once it has hung up."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while (event := self._taken(names)) is None:
+                left = deadline - time.monotonic()
+                if self.is_closed:
+                    raise DapError("the debug adapter has hung up")
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+            return event
 
     def close(self) -> None:
         """Hang up; a process that waits for us goes on."""
@@ -160,6 +179,12 @@ class Dap:
         except OSError:
             self.is_closed = True  # it has hung up first
         self._socket.close()
+
+    def _taken(self, names: Sequence[str]) -> dict[str, Any] | None:
+        for index, event in enumerate(self._events):
+            if event["event"] in names:
+                return self._events.pop(index)
+        return None
 
     def _wait(self, found: Any, what: str, seconds: float | None) -> dict[str, Any]:
         limit = self.seconds if seconds is None else seconds

@@ -1,0 +1,53 @@
+"""``vime debug-attach resume`` and ``vime debug-attach pause``"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vime.errors import UsageError
+from vime_cli import output
+from vime_cli.debug_list import Address
+
+Which = Annotated[
+    str | None, typer.Argument(metavar="KEY|rank=N|driver", help="Which stop, as vime debug-attach list names it.")
+]
+Everything = Annotated[bool, typer.Option("--all", help="All that wait.")]
+Whom = Annotated[
+    str | None,
+    typer.Argument(metavar="rank=N|driver|PID", help="Which process of a debug run; may be left out where it is one."),
+]
+
+
+def resume(which: Which = None, everything: Everything = False, address: Address = None) -> None:
+    """Let a process that waits at a stop go on, as if nobody had asked it to stop."""
+    from vime.debug.attach import sessions
+    from vime.debug.stop.records import ATTACHED, release
+
+    if (which is None) == (not everything):
+        raise UsageError("which stop? a key, rank=N or driver; or --all", "vime debug-attach list")
+    seen = sessions.look(address)
+    meant = seen.stops if which is None else [sessions.find(seen.stops, which)]
+    waiting = [stop for stop in meant if stop.state != ATTACHED]
+    for stop in waiting:
+        release(seen.session_of(stop).registry, [stop])
+        output.say(f"{stop.who} ({stop.key}) goes on")
+    attached = [stop for stop in meant if stop.state == ATTACHED]
+    text = [f"{stop.who} ({stop.key}) is attached to: its client must let it go on" for stop in attached]
+    if text:
+        raise UsageError("\n".join(text), "continue or detach there")
+    if not waiting:
+        output.say("nothing is stopped")
+
+
+def pause(whom: Whom = None, address: Address = None) -> None:
+    """Stop a process of a debug run where it is now, and say how to attach to it.
+
+    It stops in its main thread between two steps of Python: not inside a C call such as a collective.
+    """
+    from vime.debug.attach import listing, pausing, sessions
+
+    stop = pausing.pause(sessions.look(address), whom)
+    for line in listing.announcement(stop):
+        output.say(line)
