@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vime.errors import EXIT_RUN_FAILED, VimeError
+from vime.errors import EXIT_RUN_FAILED, UsageError, VimeError
 from vime.reward.breakpoints import DEBUG_SPEC
 from vime_cli import output
 from vime_cli.align_check import align_check
@@ -31,6 +31,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except VimeError as error:
             output.error(error)
+            _stop_at(error)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
             output.say("interrupted")
@@ -41,6 +42,7 @@ class Commands(TyperGroup):
             if type(error).__module__.startswith(("click.", "typer.")):
                 raise  # usage errors of the command line itself, which the parser prints
             output.fault(error)
+            _stop_at(error)
             raise typer.Exit(EXIT_RUN_FAILED) from error
 
 
@@ -81,6 +83,14 @@ def _introduce() -> None:
         from vime.debug.stop.identity import introduce
 
         introduce("driver")
+
+
+def _stop_at(error: Exception) -> None:
+    """In a debug run with --post-mortem: where it was raised, unless that was before anything was started."""
+    if os.environ.get(DEBUG_SPEC) and not isinstance(error, UsageError):
+        from vime.debug.stop.post_mortem import stop_at
+
+        stop_at(error)
 
 
 def main() -> None:

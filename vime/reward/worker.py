@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +29,8 @@ from vime.types import Sample
 START_TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 5.0
 WORKER = "reward worker"
+on_error: list[Callable[[BaseException], object]] = []
+"""Called with what a function has raised, before that is answered: a debug run may stop there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def answer(score: registry.Score, samples: Sequence[Sample], per_group: bool) ->
     try:
         results = score(list(samples)) if per_group else [score(samples[0])]
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a user's function as well
+        for hear in on_error:
+            hear(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"
         return Reply(problem=f"raised {type(error).__name__}: {error} ({place})")
