@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from vime.debug.stop.registry import Registry, registry_of, rows
 from vime.debug.stop.say import say_once
 from vime.debug.stop.spec import Spec
-from vime.errors import VimeError
 
 KIND = "tally"
 
@@ -37,10 +36,11 @@ class Tally:
 
 
 _mine: dict[str, Tally] = {}
+_registries: dict[int, Registry] = {}
 
 
 def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_stop: bool = False) -> None:
-    """This process has reached a point. Written where that says something new; a registry that fails is said once."""
+    """This process has reached a point. Written where that says something new; what fails is said once, and no more."""
     before = _mine.get(point)
     if before is None or before.pid != os.getpid():
         before = Tally(point, who, os.getpid(), socket.gethostname(), num_stops=-1)
@@ -55,9 +55,17 @@ def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_
         return
     _mine[point] = after
     try:
-        registry_of(spec).put(f"{spec.session}/{KIND}/{point}/{after.hostname}-{after.pid}", asdict(after))
-    except VimeError as error:
-        say_once(f"that {who} has reached {point} is not noted: {error.message}")
+        _registry(spec).put(f"{spec.session}/{KIND}/{point}/{after.hostname}-{after.pid}", asdict(after))
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
+        say_once(f"that {who} has reached {point} is not noted: {error}")
+
+
+def _registry(spec: Spec) -> Registry:
+    """One connection per process."""
+    if os.getpid() not in _registries:
+        _registries.clear()
+        _registries[os.getpid()] = registry_of(spec)
+    return _registries[os.getpid()]
 
 
 def tallies(registry: Registry, session: str) -> list[Tally]:
