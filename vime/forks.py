@@ -25,6 +25,13 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def die_with(parent: int) -> None:
+    """From now on the kernel kills this process when ``parent``, which started it, ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 @contextlib.contextmanager
 def forking_dies_with_parent() -> Iterator[None]:
     """Processes forked inside are killed by the kernel when the forking thread's process ends, however it ends.

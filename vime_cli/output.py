@@ -120,6 +120,17 @@ def regenerated(found: Any, as_json: bool, limit: int = 10) -> None:
     _raise_failed(found)
 
 
+def crash(found: Any, tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]], as_json: bool) -> None:
+    """Attempts, settings and requests of a search for a crash, and the verdict. Raises CheckFailed where it crashed."""
+    if as_json:
+        data(found.as_dict())
+    else:
+        for title, columns, rows in tables:
+            table(title, columns, rows)
+        table("result", ("", ""), found.rows(), has_header=False)
+    _raise_failed(found)
+
+
 def aligned(found: Any, as_json: bool) -> None:
     """What an align-check found: a row per check, findings in words, the verdict. Raises CheckFailed for FAIL."""
     from vime.align.summary import COLUMNS

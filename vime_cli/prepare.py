@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vime.config.load import Loaded
     from vime.log import Progress
 
-OWN_FOLDER = {"rollout": "rollout", "replay": "replay", "align-check": "align"}
+OWN_FOLDER = {"rollout": "rollout", "replay": "replay", "align-check": "align", "rollout --bisect-crash": "crash"}
 
 
 def prepare(call: Call, and_check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded:

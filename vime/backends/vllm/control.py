@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from vime.backends.vllm import walk_faults
 from vime.backends.vllm.held import HeldWeights
 from vime.backends.vllm.sampling import with_changes
@@ -112,6 +115,18 @@ class EngineControl(HeldWeights):
         await self.reset_prefix_cache()
         self._planted.add(fault)
         return said
+
+    async def settings(self) -> list[dict[str, Any]]:
+        """Of each worker, what it reads back of its own settings, see ``crash_facts``."""
+        return await self._rpc("vime_settings")
+
+    async def write_stacks(self) -> None:
+        """From now on a fatal signal writes the Python stacks of the worker that it hits on stderr."""
+        await self._rpc("vime_write_stacks")
+
+    async def plant_crash(self, text: str, requests: Sequence[Sequence[Any]], arguments: Mapping[str, Any]) -> str:
+        """Plant a crash (``vime.debug.crash.planted``) in every worker; ``requests``: [name, token ids, seed] each."""
+        return (await self._rpc("vime_plant_crash", text, list(requests), dict(arguments)))[0]
 
     async def heal(self) -> None:
         """Undo what was planted, but for weights, which the next update carries."""

@@ -132,8 +132,12 @@ class VllmEngine(EngineControl):
     @property
     def pids(self) -> list[int]:
         """Process ids of the engine-core processes."""
-        manager = self._require_started().engine_core.resources.engine_manager
-        return [p.pid for p in manager.processes if p.pid is not None]
+        return [p.pid for p in self.processes if p.pid is not None]
+
+    @property
+    def processes(self) -> list[Any]:
+        """The engine-core processes, as ``multiprocessing`` knows them: their exit codes outlive them."""
+        return list(self._require_started().engine_core.resources.engine_manager.processes)
 
     async def check_health(self) -> None:
         """Raises VimeError naming the engine if its processes are dead."""

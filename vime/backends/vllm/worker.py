@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -149,6 +150,11 @@ class WorkerExtension:
         from vime.backends.vllm.crash_facts import facts
 
         return facts(self)
+
+    def vime_write_stacks(self) -> None:
+        """Let a fatal signal write this worker's Python stacks, whatever handler a library has put in between."""
+        faulthandler.disable()
+        faulthandler.enable()
 
     def vime_plant_crash(self, text: str, requests: Sequence[Sequence[Any]], arguments: Mapping[str, Any]) -> str:
         """Plant a crash (``vime.debug.crash.planted``); returns it in words."""

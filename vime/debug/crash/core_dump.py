@@ -20,7 +20,7 @@ _KERNEL = re.compile(r"^\*?\s*\d+\s+\d+\s+\d+\s+\S+\s+0x[0-9a-f]+\s+\(\S+\)\s+\(
 
 @dataclass(frozen=True)
 class CoreDump:
-    """``files``: what was written. ``kernel``: the one that failed, as cuda-gdb says. ``skipped``: why there is none."""
+    """``files``: what was written. ``kernel``: that failed, as cuda-gdb says. ``skipped``: why there is none."""
 
     pattern: str
     variables: dict[str, str]
