@@ -189,9 +189,23 @@ def _install_post_mortem() -> None:
         stop_at(error)
 
     sys.excepthook = at_exception
-    _when_loaded("threading", lambda module: _then(module, "patch_threading"))
+    _when_loaded("threading", _patch_threading)
     _when_loaded("ray.util.rpdb", lambda module: _then(module, "patch_ray"))
     _when_loaded("vime.reward.worker", lambda module: _then(module, "patch_reward_worker"))
+
+
+def _patch_threading(threading: Any) -> None:
+    """Errors that end a thread. Nothing of ours is imported yet: it may be one of ours that imports ``threading``."""
+    before = threading.excepthook
+
+    def at_exception(arguments: Any) -> None:
+        before(arguments)
+        if arguments.exc_value is not None:
+            from vime.debug.stop.post_mortem import stop_at
+
+            stop_at(arguments.exc_value)
+
+    threading.excepthook = at_exception
 
 
 def _then(module: ModuleType, function: str) -> None:

@@ -23,7 +23,9 @@ _num_introductions = 0
 
 @dataclass
 class _Watch:
-    """state: of the process when ``is_mine`` was decided. is_claimed: this process is the first of all."""
+    """state: of the process when ``is_mine`` was decided. is_claimed: this process is the first of all. told: what
+    the registry knows, (the process is asked for, the condition was true).
+    """
 
     point: Point
     condition: CodeType | None
@@ -32,6 +34,7 @@ class _Watch:
     count: int = 0
     is_claimed: bool = False
     is_failure_told: bool = False
+    told: tuple[bool, bool] | None = None
 
 
 def hit(point_id: str) -> None:
@@ -48,16 +51,39 @@ def hit(point_id: str) -> None:
 def _consider(watch: _Watch, frame: FrameType) -> None:
     if watch.state != (state := _state()):
         watch.is_mine, watch.state = _is_selected(watch.point), state
-    if not watch.is_mine or not _holds(watch, frame) or not _counts(watch):
-        return
+    if not watch.is_mine:
+        return _tell(watch, False, False)
+    if not _holds(watch, frame):
+        return _tell(watch, True, False)
+    if not _counts(watch):
+        return _tell(watch, True, True)
+    return _stop(watch, frame)
+
+
+def _stop(watch: _Watch, frame: FrameType) -> None:
     from vime.debug.stop import pause
 
     if watch.point.who.is_first and not watch.is_claimed:
         watch.is_claimed = pause.claim(watch.point.id)
         if not watch.is_claimed:
             _off.add(watch.point.id)
-            return
-    pause.at_point(frame, watch.point)
+            return _tell(watch, True, True)
+    _tell(watch, True, True, is_stop=True)
+    return pause.at_point(frame, watch.point)
+
+
+def _tell(watch: _Watch, is_mine: bool, is_held: bool, is_stop: bool = False) -> None:
+    """What is new of a point, for whoever asks at the end why nothing has stopped."""
+    mine, held = watch.told or (False, False)
+    news = (mine or is_mine, held or is_held)
+    if news == watch.told and not is_stop:
+        return
+    watch.told = news
+    spec = spec_here()
+    if spec is not None:
+        from vime.debug.stop import tally
+
+        tally.note(spec, watch.point.id, whoami().name, is_mine, is_held, is_stop)
 
 
 def _state() -> int:

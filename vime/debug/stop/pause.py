@@ -16,6 +16,7 @@ from types import FrameType
 
 from vime.debug.processes import Member
 from vime.debug.stop import tracing
+from vime.debug.stop.hold import note_group
 from vime.debug.stop.identity import whoami
 from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop
 from vime.debug.stop.registry import Registry, registry_of
@@ -26,7 +27,7 @@ from vime.errors import VimeError
 
 BREAKPOINT, PAUSE, POST_MORTEM = "breakpoint()", "pause", "post-mortem"
 POLL_SECONDS = 0.05
-REGISTRY_SECONDS = 0.5
+REGISTRY_SECONDS, CLIENT_SECONDS = 0.5, 0.2
 """Between two questions whether the stop was released, and between two looks at who is attached."""
 
 
@@ -43,11 +44,11 @@ class Here:
 
 @dataclass
 class _Open:
-    """A stop that is noted, its thread, and whether that has been seen suspended."""
+    """A stop that is noted, its thread, and whether the client was given its frame."""
 
     stop: Stop
     thread: threading.Thread
-    was_suspended: bool = False
+    is_handed_over: bool = False
 
 
 @dataclass
@@ -122,8 +123,10 @@ def _stop(spec: Spec, here: Here) -> bool:
     with _endpoint_of(spec) as endpoint:
         stop = _record(spec, here, endpoint)
         registry = _registry(spec)
+        note_group(registry, stop)
         is_attached = tracing.is_client_connected()
         _note(registry, replace(stop, state=ATTACHED) if is_attached else stop)
+        _note_group(registry, stop)
         try:
             if not is_attached:
                 is_attached = _wait(registry, stop)
@@ -136,6 +139,9 @@ def _stop(spec: Spec, here: Here) -> bool:
     _note(registry, replace(stop, state=ATTACHED))
     _keep()
     here.hand_over()
+    with _state.lock:
+        if stop.key in _state.open:
+            _state.open[stop.key].is_handed_over = True
     return True
 
 
@@ -191,7 +197,7 @@ def _record(spec: Spec, here: Here, endpoint: tuple[str, int]) -> Stop:
 
 def _wait(registry: Registry, stop: Stop) -> bool:
     """Until a client is there (True), or the stop is released, or its time is over."""
-    left = stop.until - time.time()
+    left = stop.until - stop.since
     say(
         f"{stop.who} stopped at {stop.file}:{stop.line} in {stop.function} ({stop.reason}), pid {stop.pid} on "
         f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}"
@@ -223,6 +229,16 @@ def _note(registry: Registry, stop: Stop) -> None:
     put_stop(registry, stop)
 
 
+def _note_group(registry: Registry, stop: Stop) -> None:
+    """Who waits for this process; a program whose groups cannot be asked stops all the same."""
+    from vime.debug.stop.hold import note_group
+
+    try:
+        note_group(registry, stop)
+    except Exception as error:  # noqa: BLE001 - torch's own, of whatever kind
+        say(f"{stop.key}: who waits behind it is not known: {type(error).__name__}: {error}")
+
+
 def _forget(registry: Registry, stop: Stop) -> None:
     with _state.lock:
         _state.open.pop(stop.key, None)
@@ -242,7 +258,7 @@ def _keep_up_to_date() -> None:
     try:
         while registry is not None and tracing.is_client_connected():
             _renew(registry)
-            time.sleep(REGISTRY_SECONDS)
+            time.sleep(CLIENT_SECONDS)
         tracing.end_if_alone()
         for key, entry in list(_state.open.items()):
             if entry.stop.state != WAITING and registry is not None:
@@ -258,9 +274,8 @@ def _renew(registry: Registry) -> None:
     for key, entry in list(_state.open.items()):
         if entry.stop.state == WAITING:
             continue
-        is_suspended = tracing.is_suspended(entry.thread)
-        entry.was_suspended |= is_suspended
-        state = ATTACHED if is_suspended or not entry.was_suspended else RUNNING
+        is_held = not entry.is_handed_over or tracing.is_held(entry.thread)
+        state = ATTACHED if is_held else RUNNING
         if state != entry.stop.state and _state.open.get(key) is entry:
             entry.stop = replace(entry.stop, state=state)
             put_stop(registry, entry.stop)

@@ -41,18 +41,6 @@ def stop_at(error: BaseException, *, is_printed: bool = True) -> bool:
     return pause.stop_here(here)
 
 
-def patch_threading(module: Any) -> None:
-    """Errors that end a thread."""
-    before = module.excepthook
-
-    def at_exception(arguments: Any) -> None:
-        before(arguments)
-        if arguments.exc_value is not None:
-            stop_at(arguments.exc_value)
-
-    module.excepthook = at_exception
-
-
 def patch_ray(module: Any) -> None:
     """Errors of tasks and of methods of actors: Ray asks these two functions of ``ray.util.rpdb`` about each."""
     module._is_ray_debugger_post_mortem_enabled = _is_asked_for

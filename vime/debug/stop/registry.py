@@ -58,8 +58,11 @@ class FolderRegistry:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.where = folder, str(folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+        except OSError as error:
+            raise VimeError(f"{folder} cannot be made: {error}", "is the disk full, or read-only?") from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(f"{folder} is not a folder that is yours alone", f"remove it, or chmod 700 {folder}")
 

@@ -80,7 +80,8 @@ def _code_of(path: str) -> CodeType:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)  # as Python says it
+        why = f"[Errno {error.errno}] {error.strerror}"  # as Python says it
+        print(f"{sys.executable}: can't open file {path!r}: {why}", file=sys.stderr)
         sys.exit(2)
     code = boot.code_with_points("__main__", path)
     return compile(source, path, "exec", dont_inherit=True) if code is None else code

@@ -102,9 +102,15 @@ def stop_at_error(error: BaseException, traceback: TracebackType, frame: FrameTy
 
 
 def is_suspended(thread: threading.Thread) -> bool:
-    """Whether a client holds it."""
+    """Whether a client has stopped it."""
     info = getattr(thread, "additional_info", None)
     return info is not None and info.pydev_state == _SUSPENDED
+
+
+def is_held(thread: threading.Thread) -> bool:
+    """The same, or it is to stop, or in the middle of a step."""
+    info = getattr(thread, "additional_info", None)
+    return info is not None and (info.pydev_state == _SUSPENDED or info.pydev_step_cmd != -1)
 
 
 def own_thread(target: Callable[[], None]) -> threading.Thread:
