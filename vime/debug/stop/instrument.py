@@ -168,11 +168,14 @@ def _note(slot: _Slot, point: Point) -> str:
     return ""
 
 
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+def _own_expressions(statement: ast.AST) -> Iterator[ast.expr]:
     """What is in the statement itself, not in the statements inside it."""
     for child in ast.iter_child_nodes(statement):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            continue
         if isinstance(child, ast.expr):
-            yield from ast.walk(child)
+            yield child
+        yield from _own_expressions(child)
 
 
 def _insert(slot: _Slot, point_id: str, line: int) -> None:
@@ -223,5 +226,5 @@ def _header_end(statement: ast.stmt) -> int:
     body = getattr(statement, "body", None) or getattr(statement, "cases", None)
     if not body:
         return _last_line(statement)
-    header = [node.end_lineno or 0 for node in _own_expressions(statement) if isinstance(node, ast.expr)]
+    header = [node.end_lineno or 0 for node in _own_expressions(statement)]
     return max([statement.lineno, *header])

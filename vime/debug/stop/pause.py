@@ -5,6 +5,7 @@ Whatever goes wrong here is told, and the user's process goes on.
 
 from __future__ import annotations
 
+import atexit
 import linecache
 import os
 import threading
@@ -249,6 +250,8 @@ def _keep() -> None:
     """Have a thread look after what is noted, until the client has gone."""
     with _state.lock:
         if _state.keeper is None or not _state.keeper.is_alive():
+            atexit.unregister(_forget_all)  # to be called before what was registered since
+            atexit.register(_forget_all)
             _state.keeper = tracing.own_thread(_keep_up_to_date)
             _state.keeper.start()
 
@@ -267,6 +270,17 @@ def _keep_up_to_date() -> None:
     except VimeError as error:
         tracing.end_if_alone()
         say(f"process {os.getpid()}: its stop stays noted: {error.message}")
+
+
+def _forget_all() -> None:
+    """The process ends, with a client or without."""
+    for key, entry in list(_state.open.items()):
+        _state.open.pop(key, None)
+        if _state.registry is not None:
+            try:
+                forget_stop(_state.registry, entry.stop)
+            except VimeError as error:
+                say(f"{key} stays noted: {error.message}")
 
 
 def _renew(registry: Registry) -> None:

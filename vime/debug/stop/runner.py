@@ -23,9 +23,10 @@ def main(arguments: list[str]) -> None:
     """
     from vime.debug.stop import boot
     from vime.debug.stop.linger import linger
-    from vime.reward.role import introduce
+    from vime.reward.role import PID, introduce
 
-    introduce("driver")
+    if PID not in os.environ:  # else somebody of the run has started this, and it is a child
+        introduce("driver")
     boot.install()
     try:
         _run(arguments)

@@ -36,6 +36,7 @@ def listen(host: str, ports: tuple[int, int] = (0, 0)) -> tuple[str, int]:
             environment = {name: value for name, value in os.environ.items() if name != SPEC}
             debugpy.configure(subProcess=False, pythonEnv=environment)
             _endpoint.append(_open(debugpy, host, range(ports[0], ports[1] + 1)))
+            _hide_ourselves(debugpy)
         return _endpoint[0]
 
 
@@ -46,6 +47,15 @@ def _debugpy() -> Any:
     except ImportError as error:
         raise VimeError(f"debugpy cannot be imported here: {error}", "pip install debugpy") from error
     return debugpy
+
+
+def _hide_ourselves(debugpy: Any) -> None:
+    """Frames of ours are neither shown nor stopped in: a thread that waits in them stops where its own point is."""
+    import pydevd
+    from _pydevd_bundle.pydevd_api import PyDevdAPI
+
+    folders = tuple(os.path.dirname(os.path.realpath(file)) for file in (debugpy.__file__, __file__))
+    PyDevdAPI().set_dont_trace_start_end_patterns(pydevd.get_global_debugger(), folders, ("debugpy_launcher.py",))
 
 
 def _open(debugpy: Any, host: str, ports: range) -> tuple[str, int]:
