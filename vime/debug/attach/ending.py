@@ -15,8 +15,8 @@ from vime.errors import VimeError
 
 STEPS = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0))
 """What the command is asked with, and how long it may take to leave by itself."""
-LEAVE_SECONDS = 5.0
-"""How long those below it may take to follow once the command is gone; then they are killed."""
+LEAVE_SECONDS = 2.0
+"""How long those below it may take to follow once the command is gone; then, once more, after they were asked to."""
 KILL_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 
@@ -30,22 +30,30 @@ def end_command(root: Member, session: str, is_urgent: Callable[[], bool] = lamb
     for number, seconds in STEPS:
         if not root.is_alive or is_urgent():
             break
-        with suppress(ProcessLookupError):
-            os.kill(root.pid, number)
+        _signal([root], number)
         wait_for_end([root], seconds, is_urgent)
         seen |= family_of(root, session)
-    if not root.is_alive and not is_urgent():
+    if not root.is_alive and not wait_for_end(seen | family_of(root, session), LEAVE_SECONDS, is_urgent):
+        _signal(seen | family_of(root, session), signal.SIGTERM)
         wait_for_end(seen | family_of(root, session), LEAVE_SECONDS, is_urgent)
+    _kill(root, session, seen)
+
+
+def _kill(root: Member, session: str, seen: set[Member]) -> None:
     deadline = time.monotonic() + KILL_SECONDS
     while left := [one for one in seen | family_of(root, session) if one.is_alive]:
         if time.monotonic() > deadline:
-            raise VimeError(
-                f"processes {sorted(one.pid for one in left)} did not end within {KILL_SECONDS:g} s of SIGKILL"
-            )
-        for one in left:
-            with suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+            pids_left = sorted(one.pid for one in left)
+            raise VimeError(f"processes {pids_left} did not end within {KILL_SECONDS:g} s of SIGKILL")
+        _signal(left, signal.SIGKILL)
         time.sleep(LOOK_SECONDS)
+
+
+def _signal(members: Iterable[Member], number: int) -> None:
+    for one in members:
+        if one.is_alive:
+            with suppress(ProcessLookupError):
+                os.kill(one.pid, number)
 
 
 def wait_for_end(members: Iterable[Member], seconds: float, is_urgent: Callable[[], bool] = lambda: False) -> bool:

@@ -171,7 +171,9 @@ def _runtime_env(asked: Asked, where: str, problems: _Problems) -> dict[str, Any
 def _spec(
     asked: Asked, command: Command | None, env: Mapping[str, str], is_by_variable: bool, problems: _Problems
 ) -> tuple[Spec, list[str]]:
-    who = problems.try_(lambda: values.who(asked.rank, asked.role), Who())
+    any_rank: tuple[tuple[int, ...] | None, bool] = (None, False)
+    ranks, is_first = problems.try_(lambda: values.ranks(asked.rank), any_rank)
+    who = Who(problems.try_(lambda: values.roles(asked.role), ()), ranks, is_first)
     points, places = _points(asked, command, env, who, problems)
     wait = problems.try_(lambda: values.duration(asked.wait, "--wait"), 1.0)
     hold = problems.try_(lambda: values.duration(asked.hold, "--hold"), 0.0)

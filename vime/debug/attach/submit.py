@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import shlex
 import threading
@@ -148,6 +149,8 @@ def client_of(address: str) -> Any:
     """Ray's client of the jobs at a dashboard. VimeError where there is none."""
     from ray.job_submission import JobSubmissionClient
 
+    logging.getLogger("ray").setLevel(logging.WARNING)  # of the connection and the upload
+    logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(address)
     except (RuntimeError, OSError, ValueError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from vime.debug.stop.identity import CHOICES, ROLES
-from vime.debug.stop.spec import Who
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
@@ -48,12 +47,6 @@ def roles(text: str) -> tuple[str, ...]:
             raise ValueError(f"--role {name}: is no role; there are {', '.join(names)}")
         found += known
     return tuple(dict.fromkeys(found))
-
-
-def who(rank: str, role: str) -> Who:
-    """Which processes ``--rank`` and ``--role`` select."""
-    numbers, is_first = ranks(rank)
-    return Who(roles(role), numbers, is_first)
 
 
 def ports(text: str) -> tuple[int, int]:

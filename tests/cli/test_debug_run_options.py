@@ -1,0 +1,222 @@
+"""Options of ``vime debug-attach run``: what is wrong is said at once, with exit code 2, before anything is started."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from vime.debug.attach import values
+from vime.debug.attach.plan import CLUSTER, HERE, JOB, Asked, plan
+from vime.debug.stop.spec import Spec, Who
+from vime.errors import ConfigError
+from vime_cli.app import app
+
+PROGRAM = '''\
+"""Adds."""
+
+def add(a, b):
+    total = a + b
+
+    return total
+
+add(1, 2)
+'''
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "RAY_DEBUG_POSTMORTEM", "RAY_DEBUG_POST_MORTEM", "VIME_DEBUG_SPEC"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def debug_run(*arguments):
+    return CliRunner().invoke(app, ["debug-attach", "run", *arguments])
+
+
+def asked(**options):
+    return Asked(command=(sys.executable, "train.py"), **options)
+
+
+def test_every_problem_is_said_at_once(program):
+    found = debug_run(
+        "-b", "nowhere.py:3", "-b", "train.py:99", "-b", "train:ad", "-b", "nomod:f", "-b", "train.py",
+        "-b", "train.py:x",
+        "--if", "a ==", "--rank", "one", "--role", "trainr", "--hit", "0", "--wait", "soon", "--port", "80",
+        "--max-stops", "2", "--submit", "http://h:1", "--local", "--address", "auto", "--runtime-env-json", "{",
+        "--", "python3", "-c", "1",
+    )  # fmt: skip
+    assert found.exit_code == 2
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    for text in (
+        "there is no file nowhere.py",
+        "no statement at or after line 99",
+        "no function 'ad'; there are add",
+        "there is no module nomod",
+        "-b train.py: is neither FILE:LINE nor MODULE:QUALNAME",
+        "a file goes with a line number; a function is MODULE:QUALNAME",
+        "--if 'a ==': is no Python expression",
+        "--rank one: is neither first, nor all, nor ranks",
+        "--role trainr: is no role",
+        "--hit 0: must be at least 1",
+        "--wait soon: is no duration",
+        "--port 80: not within 1024-65535",
+        "--max-stops: goes with --post-mortem",
+        "--submit and --local",
+        "-c names no file to stop in",
+    ):
+        assert any(text in line for line in errors), (text, errors)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"breakpoints": ("train.py:4",), "wait": "5h"}, "--wait 5h: is longer than --hold 4h"),
+        ({"condition": "a"}, "--if: goes with a point"),
+        ({"hit": 2}, "--hit: goes with a point"),
+        ({"is_every": True}, "--every: goes with a point"),
+        ({"is_ray_debugger": True}, "--ray-debugger: stops through a cluster"),
+        ({"runtime_env": "{}"}, "--runtime-env-json: goes with a job"),
+        ({"working_dir": "."}, "--working-dir: goes with a job"),
+        ({"submit": "127.0.0.1:8265"}, "--submit 127.0.0.1:8265: is no address of a dashboard"),
+        ({"submit": "http://h:1", "runtime_env": "[]"}, "is no JSON object"),
+        ({"submit": "http://h:1", "runtime_env": '{"working_dir": "."}', "working_dir": "."}, "has a working_dir"),
+        ({"submit": "http://h:1", "working_dir": "nowhere"}, "there is no such folder"),
+        ({"address": "auto"}, "vime does not guess"),
+        ({"address": "ray://h:1"}, "HOST:PORT"),
+        ({"port": "6000-5000"}, "the lower end first"),
+    ],
+)  # fmt: skip
+def test_each_problem(program, options, wrong):
+    with pytest.raises(ConfigError, match=wrong.replace("?", r"\?")):
+        plan(asked(**options), {})
+
+
+def test_a_run_within_a_run_and_another_cluster_of_the_command_are_refused(program):
+    with pytest.raises(ConfigError, match="is a process of a debug run already"):
+        plan(asked(), {"VIME_DEBUG_SPEC": "{}"})
+    with pytest.raises(ConfigError, match="vime does not guess"):
+        plan(asked(), {"RAY_ADDRESS": "auto"})
+    words = (sys.executable, "-m", "vime_cli", "train", "--ray-address", "h:2")
+    with pytest.raises(ConfigError, match="which cluster"):
+        plan(Asked(command=words, address="h:1"), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "where", "address"),
+    [
+        ({}, {}, HERE, ""),
+        ({}, {"RAY_ADDRESS": "http://h:8265"}, JOB, "http://h:8265"),
+        ({"is_local": True}, {"RAY_ADDRESS": "http://h:8265"}, HERE, ""),
+        ({"is_local": True}, {"RAY_ADDRESS": "h:6379"}, HERE, ""),
+        ({"submit": "https://d:1"}, {"RAY_ADDRESS": "h:6379"}, JOB, "https://d:1"),
+        ({}, {"RAY_ADDRESS": "h:6379"}, CLUSTER, "h:6379"),
+        ({"address": "h:1"}, {"RAY_ADDRESS": "http://h:8265"}, CLUSTER, "h:1"),
+        ({}, {"RAY_ADDRESS": "local"}, HERE, ""),
+    ],
+)
+def test_where_it_runs(program, options, environment, where, address):
+    found = plan(asked(**options), environment)
+    assert (found.where, found.address) == (where, address)
+    assert bool(found.spec.folder) == (where == HERE)
+    assert found.spec.gcs == (address if where == CLUSTER else "")
+    if where == HERE:
+        assert "RAY_ADDRESS" not in found.environment
+    if where == CLUSTER:
+        assert found.environment["RAY_ADDRESS"] == address
+        assert "vime.debug.stop.worker.set_up" in found.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"]
+    if where == JOB:
+        assert found.environment == {}
+        assert found.runtime_env["worker_process_setup_hook"] == "vime.debug.stop.worker.set_up"
+
+
+def test_points_say_where_they_landed(program):
+    options = {
+        "breakpoints": ("train.py:5", "train:add", "__main__:add"),
+        "condition": "a",
+        "rank": "0,2",
+        "role": "trainer",
+    }
+    found = plan(asked(**options, port="5678-5700", wait="1h30m", hit=3, is_every=True), {})
+    assert "p0 train.py:5 moved to 6, the first statement there in add" in found.notes
+    assert "p1 train.py:4 in add" in found.notes
+    spec = found.spec
+    assert [(p.id, p.line, p.qualname, p.module) for p in spec.points] == [
+        ("p0", 5, "", ""), ("p1", 0, "add", "train"), ("p2", 0, "add", "__main__")
+    ]  # fmt: skip
+    assert spec.points[0].file == str(program)
+    assert {p.who for p in spec.points} == {Who(("trainer",), (0, 2))}
+    assert {(p.condition, p.hit, p.is_every) for p in spec.points} == {("a", 3, True)}
+    assert (spec.ports, spec.wait_seconds, spec.working_dir) == ((5678, 5700), 5400.0, str(program.parent))
+    assert Spec.loads(spec.dumps()) == spec
+    assert program.read_text() == PROGRAM
+
+
+@pytest.mark.parametrize("where", ["environment", "job"])
+def test_the_guides_variable_is_taken_as_post_mortem_with_one_notice(program, where):
+    """Case D02."""
+    variable = {"RAY_DEBUG_POSTMORTEM": "1"}
+    if where == "environment":
+        found = plan(asked(), variable)
+        env = found.environment
+    else:
+        found = plan(asked(submit="http://h:1", runtime_env='{"env_vars": {"RAY_DEBUG_POSTMORTEM": "1"}}'), {})
+        env = found.runtime_env["env_vars"]
+    assert found.spec.post_mortem == Who(is_first=True)
+    assert env["RAY_DEBUG_POST_MORTEM"] == "1"
+    assert sum("RAY_DEBUG_POSTMORTEM is a name that Ray does not read" in note for note in found.notes) == 1
+    plain = plan(asked(is_post_mortem=True), {})
+    assert plain.spec.post_mortem is not None
+    assert "RAY_DEBUG_POST_MORTEM" not in plain.environment
+
+
+def test_nothing_to_stop_at_is_allowed_and_said(program):
+    found = plan(asked(), {})
+    assert any("what stops is breakpoint() in the program itself" in note for note in found.notes)
+
+
+def test_an_interpreter_without_vime_is_refused(program, tmp_path):
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'vime'\" >&2\nexit 1\n")
+    other.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"No module named 'vime'; give .* instead"):
+        plan(Asked(command=(str(other), "train.py")), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5)]
+)
+def test_durations(text, seconds):
+    assert values.duration(text, "--wait") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1s", "1w", "1h30", "m", "1 h", "nan", "inf"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError, match="--wait"):
+        values.duration(text, "--wait")
+
+
+def test_roles_ranks_and_ports():
+    assert values.ranks("first") == (None, True)
+    assert values.ranks("all") == (None, False)
+    assert values.ranks("1, 0,1") == ((0, 1), False)
+    assert values.roles("") == ()
+    assert values.roles("rollout") == ("engine", "engine core", "reward worker")
+    assert values.roles("engine-core,driver") == ("engine core", "driver")
+    assert values.ports("") == (0, 0)
+    assert values.ports("5678") == (5678, 5678)
+    for text in ("x", "5678-", "-5", "70000"):
+        with pytest.raises(ValueError, match="--port"):
+            values.ports(text)
+
+
+def test_what_follows_the_command_is_the_commands(program):
+    found = debug_run("-b", "nowhere.py:1", sys.executable, "train.py", "--rank", "x", "-b", "y")
+    assert [line for line in found.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: -b nowhere.py:1: there is no file nowhere.py"
+    ]
