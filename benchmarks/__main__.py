@@ -1,4 +1,4 @@
-"""``python -m benchmarks [rollout|trainer|overhead|sync|start|record|dump ...] [--repetitions N] [--json]``"""
+"""``python -m benchmarks [rollout|trainer|overhead|sync|start|record|dump|debug ...] [--repetitions N] [--json]``"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.process import ONE_THREAD
 from benchmarks.report import as_plain, from_plain, show
 from vime.errors import EXIT_RUN_FAILED, VimeError
 
-NAMES = ("rollout", "trainer", "overhead", "sync", "start", "record", "dump")
+NAMES = ("rollout", "trainer", "overhead", "sync", "start", "record", "dump", "debug")
 LIMIT_SECONDS = 1800.0
 
 

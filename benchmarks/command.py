@@ -35,12 +35,15 @@ class Trained:
         raise VimeError(f"vime train printed no line with {text!r}")
 
 
-def train(case: Case, overrides: Sequence[str]) -> Trained:
-    """Run the example ``case`` with ``overrides``, without evaluation. VimeError if it fails or does not end."""
+def train(case: Case, overrides: Sequence[str], before: Sequence[str] = ()) -> Trained:
+    """Run the example ``case`` with ``overrides``, without evaluation. VimeError if it fails or does not end.
+
+    ``before``: words of the command line ahead of "train".
+    """
     with tempfile.TemporaryDirectory(prefix="vime-benchmark-") as folder:
         run_dir = Path(folder) / "run"
         settings = [f"run.dir={run_dir}", "eval.prompts=[]", "eval.interval=0", *overrides]
-        command = [sys.executable, "-m", "vime_cli", "train", str(case.folder / "run.toml"), *settings]
+        command = [sys.executable, "-m", "vime_cli", *before, "train", str(case.folder / "run.toml"), *settings]
         start = time.perf_counter()
         process = subprocess.Popen(
             ["timeout", "--signal=TERM", "--kill-after=30", str(LIMIT_SECONDS), *command],
