@@ -23,17 +23,17 @@ Whom = Annotated[
 def resume(which: Which = None, everything: Everything = False, address: Address = None) -> None:
     """Let a process that waits at a stop go on, as if nobody had asked it to stop."""
     from vime.debug.attach import sessions
-    from vime.debug.stop.records import ATTACHED, release
+    from vime.debug.stop.records import WAITING, release
 
     if (which is None) == (not everything):
         raise UsageError("which stop? a key, rank=N or driver; or --all", "vime debug-attach list")
     seen = sessions.look(address)
     meant = seen.stops if which is None else [sessions.find(seen.stops, which)]
-    waiting = [stop for stop in meant if stop.state != ATTACHED]
+    waiting = [stop for stop in meant if stop.state == WAITING]
     for stop in waiting:
         release(seen.session_of(stop).registry, [stop])
         output.say(f"{stop.who} ({stop.key}) goes on")
-    attached = [stop for stop in meant if stop.state == ATTACHED]
+    attached = [stop for stop in meant if stop.state != WAITING]
     text = [f"{stop.who} ({stop.key}) is attached to: its client must let it go on" for stop in attached]
     if text:
         raise UsageError("\n".join(text), "continue or detach there")

@@ -78,7 +78,8 @@ class Dap:
     ) -> None:
         """Shake hands. ``breakpoints``: by file, ``{"line": 3, "condition": "i > 2"}``; ``exceptions``: filters."""
         client = {"clientID": "vime", "adapterID": "debugpy", "pathFormat": "path"}
-        self.ask("initialize", **client, linesStartAt1=True, columnsStartAt1=True)
+        number = self.send("initialize", **client, linesStartAt1=True, columnsStartAt1=True)
+        self._wait(lambda: self._answers.pop(number, None), "an answer: it has a client, or lost one unasked", None)
         mine = {"justMyCode": just_my_code, "subProcess": False, "pathMappings": list(path_mappings)}
         attached = self.send("attach", name="vime", type="python", request="attach", **mine)
         self.event("initialized")
@@ -195,7 +196,7 @@ class Dap:
                 if self.is_closed:
                     raise DapError(f"the debug adapter has hung up; {what} did not come")
                 if left <= 0:
-                    raise DapError(f"no {what} within {limit:g} s")
+                    raise DapError(f"the debug adapter was waited for {limit:g} s: {what} did not come")
                 self._changed.wait(left)
             return taken
 

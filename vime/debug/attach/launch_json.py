@@ -69,13 +69,21 @@ def _entry(stop: Stop, port: int | None) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except ValueError as error:
         why = f"{file} has comments or is no plain JSON ({error}): it is left as it is"
         raise NotPlain(why, 'paste the entries below into its "configurations"') from error
     lists = ("configurations", "compounds")
     if not isinstance(found, dict) or any(not isinstance(found.get(name, []), list) for name in lists):
         raise NotPlain(f"{file} is no launch.json: it is left as it is", "paste the entries below where they belong")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that comes twice would lose what it says first."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
     return found
 
 

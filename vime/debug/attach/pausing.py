@@ -68,19 +68,19 @@ def pause(seen: Seen, text: str | None, seconds: float = PAUSE_SECONDS) -> Stop:
 
 def targets(seen: Seen) -> list[Target]:
     """All processes of all debug runs that can be stopped, on every node of the cluster that was asked."""
-    names = [session.name for session in seen.sessions]
+    names = [(session.name, session.registry.where) for session in seen.sessions]
     found = targets_here(names)
     drivers = {session.run.child_pid for session in seen.sessions if session.run is not None}
     found = [replace(t, role=DRIVER) if t.pid in drivers and not t.role else t for t in found]
     return found + (_targets_away(seen.address, names) if seen.address and names else [])
 
 
-def targets_here(names: Sequence[str]) -> list[Target]:
-    """Those of this machine."""
+def targets_here(names: Sequence[Sequence[str]]) -> list[Target]:
+    """Those of this machine. ``names``: (debug run, where its registry is) each."""
     members = [m for run in live_runs() for m in family(read_roster(run).members)]
     known = {member.pid: member for member in members if member.is_here and member.is_alive}
     found = []
-    pids = {pid: name for name in names for pid in members_of(name)}
+    pids = {pid: name for name, where in names for pid in members_of(name, where)}
     drivers = {clusters.environment_of(pid).get(DRIVER_PID) for pid in pids}
     for pid, name in sorted(pids.items()):
         if not has_handler(pid):
@@ -163,12 +163,12 @@ def _signal(seen: Seen, target: Target) -> None:
         raise VimeError(f"{target.name} has gone, or cannot be paused any more", "vime debug-attach list")
 
 
-def rows_here(names: Sequence[str]) -> list[dict[str, Any]]:
+def rows_here(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """On another node: its targets as plain data."""
     return [asdict(target) for target in targets_here(names)]
 
 
-def _targets_away(address: str, names: Sequence[str]) -> list[Target]:
+def _targets_away(address: str, names: Sequence[Sequence[str]]) -> list[Target]:
     own = set(clusters.own_nodes())
     others = [node for node, is_alive in clusters.nodes(address).items() if is_alive and node not in own]
     if not others:

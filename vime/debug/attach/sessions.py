@@ -17,6 +17,7 @@ from vime.debug.processes import boot_id, pids, start_ticks
 from vime.debug.stop import registry as registries
 from vime.debug.stop.records import Run, Stop, forget_run, forget_stop, runs, stops
 from vime.debug.stop.registry import FolderRegistry, GcsRegistry, Registry
+from vime.debug.stop.spec import Spec
 from vime.errors import UsageError, VimeError
 from vime.reward.breakpoints import DEBUG_SPEC
 
@@ -121,10 +122,19 @@ def is_here(stop: Stop) -> bool:
     return stop.hostname == socket.gethostname() and stop.boot == boot_id()
 
 
-def members_of(session: str) -> list[int]:
-    """Processes of a debug run on this machine, those that were started with its settings in their environment."""
-    mark = f'"session": "{session}"'
-    return [pid for pid in pids() if mark in clusters.environment_of(pid).get(DEBUG_SPEC, "")]
+def members_of(session: str, where: str = "") -> list[int]:
+    """Processes on this machine of a debug run (in the registry ``where``, if given), by their environment."""
+    found = []
+    for pid in pids():
+        if not (text := clusters.environment_of(pid).get(DEBUG_SPEC)):
+            continue
+        try:
+            spec = Spec.loads(text)
+        except ValueError:
+            continue  # of another version of vime
+        if spec.session == session and (not where or spec.folder in ("", where)):
+            found.append(pid)
+    return found
 
 
 def candidates(found: Sequence[Stop]) -> str:
@@ -180,17 +190,17 @@ def _sessions(
     found = []
     for name, of_run in living.items():
         run = noted.get(name)
-        if of_run or (run is not None and (_is_run_alive(run) or has_job(run))):
+        if of_run or (run is not None and (_is_run_alive(run, registry.where) or has_job(run))):
             found.append(Session(name, registry, run, tuple(of_run)))
         else:
             forget_run(registry, name)
     return tuple(found)
 
 
-def _is_run_alive(run: Run) -> bool:
+def _is_run_alive(run: Run, where: str) -> bool:
     """Whether its command lives, or any process with its settings; of one started elsewhere that is not known."""
     if run.hostname != socket.gethostname():
         return True
     if run.boot != boot_id():
         return False
-    return start_ticks(run.pid) == run.started > 0 or bool(members_of(run.session))
+    return start_ticks(run.pid) == run.started > 0 or bool(members_of(run.session, where))

@@ -37,6 +37,7 @@ q, quit              the same, after a question
 h, help              this; Ctrl-C pauses a process that runs"""
 _STEPS = {"s": "stepIn", "step": "stepIn", "n": "next", "next": "next", "r": "stepOut", "return": "stepOut"}
 _GOES = _STEPS | {"c": "continue", "cont": "continue", "continue": "continue"}
+_HUNG_UP = "the process has ended: it is not there any more"
 _LEAVES = ("detach", "q", "quit", "exit")
 
 
@@ -80,9 +81,18 @@ class Terminal:
                 if line is None:
                     self._leave()
                 elif line.strip():
-                    self._obey(line.strip())
+                    self._interruptible(line.strip())
         finally:
             self.dap.close()
+
+    def _interruptible(self, line: str) -> None:
+        """Ctrl-C gives up a command; if the process runs by then, it is paused."""
+        try:
+            self._obey(line)
+        except KeyboardInterrupt:
+            if not self.frames and not self.is_over:
+                self._pause()
+                self._wait_for_stop()
 
     def _obey(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -95,10 +105,16 @@ class Terminal:
         try:
             command(rest.strip())
         except DapError as error:
-            if self.dap.is_closed:
-                self._end()
+            if self._has_ended():
+                self._end(_HUNG_UP)
             else:
                 self.screen.say(f"error: {error.message}")
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.dap.first(("terminated", "exited"), POLL_SECONDS) is not None
+        except DapError:
+            return True
 
     def _commands(self) -> dict[str, Callable[[str], None]]:
         table: dict[str, Callable[[str], None]] = {word: self._go(word) for word in _GOES}
@@ -136,6 +152,8 @@ class Terminal:
         while not self.is_over:
             try:
                 event = self.dap.first(("stopped", "terminated", "exited"), POLL_SECONDS)
+                if event is None:
+                    self._while_running()
             except KeyboardInterrupt:
                 if is_asked:
                     self._leave()
@@ -144,15 +162,13 @@ class Terminal:
                 self._pause()
                 continue
             except DapError:
-                self._end()
+                self._end(_HUNG_UP)
                 return
-            if event is None:
-                self._while_running()
-            elif event["event"] == "stopped":
+            if event is not None and event["event"] == "stopped":
                 self._show_stop(event["body"])
                 return
-            else:
-                self._end()
+            if event is not None:
+                self._end("the process has ended")
 
     def _pause(self) -> None:
         threads = self.dap.threads()
@@ -247,7 +263,9 @@ class Terminal:
             del self.own[file][line]
             self._send_breakpoints(file)
             raise DapError(f"no breakpoint at {place.strip()}: {answer.get('message', 'refused')}")
-        self.screen.say(f"breakpoint at {short_path(file)}:{answer.get('line', line)}")
+        moved = answer.get("line", line)
+        self.own[file][moved] = self.own[file].pop(line)
+        self.screen.say(f"breakpoint at {short_path(file)}:{moved}")
 
     def _clear(self, rest: str) -> None:
         gone = [self._parsed(rest)] if rest else [(f, n) for f, lines in self.own.items() for n in lines]
@@ -285,9 +303,9 @@ class Terminal:
             return
         self.screen.say("detached; the process runs on")
 
-    def _end(self) -> None:
+    def _end(self, text: str) -> None:
         self.is_over = True
-        self.screen.say("the process has ended, or lets no debugger in any more")
+        self.screen.say(text)
 
 
 def _place(frame: StackFrame) -> str:

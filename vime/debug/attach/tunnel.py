@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vime.debug.attach import clusters
+from vime.debug.attach.reach import listens
 from vime.debug.stop.records import Stop
 from vime.errors import VimeError
 
@@ -34,11 +35,7 @@ class FarEnd:
 
     def ready(self) -> bool:
         """Whether something listens at the port."""
-        try:
-            socket.create_connection(self._target, clusters.CONNECT_SECONDS).close()
-        except OSError:
-            return False
-        return True
+        return listens(*self._target)
 
     def is_open(self) -> bool:
         """Whether a client is connected."""
