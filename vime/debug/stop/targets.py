@@ -61,7 +61,11 @@ def roots_of(file: str) -> tuple[str, str]:
     for here, there in _roots.items():
         if real.startswith(here + os.sep):
             return there, here
-    return "", ""
+    before, copies, inside = real.partition(_RAY_COPIES)
+    spec = spec_here()
+    if not copies or spec is None or not spec.working_dir:
+        return "", ""
+    return os.path.realpath(spec.working_dir), before + copies + inside.partition(os.sep)[0]
 
 
 @cache
