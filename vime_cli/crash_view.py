@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from vime.files import check_target
 from vime_cli import output
 from vime_cli.options import Call
 from vime_cli.prepare import console, prepare
-
-if TYPE_CHECKING:
-    from vime.debug.crash.report import CrashReport
 
 COMMAND = "rollout --bisect-crash"
 
@@ -130,18 +127,4 @@ def bisect(call: Call, options: Options, planted: Sequence[str], others: Mapping
     crash.check(loaded, asked)
     with output.talk():
         found = crash.bisect_crash(loaded=loaded, console=console(loaded), asked=asked)
-    output.crash(found, tables(found), call.as_json)
-
-
-def tables(found: CrashReport) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """(title, columns, rows) of the report, those with rows."""
-    stack: list[tuple[str, ...]] = [(frame,) for frame in found.stack()]
-    attempts = ("#", "for", "changed", "requests", "outcome", "", "seconds")
-    requests: list[tuple[str, ...]] = found.request_rows() if found.found.is_reproduced else []
-    shown: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = [
-        ("attempts", attempts, found.attempt_rows()),
-        ("settings", ("toggle", "verdict", ""), [tuple(row) for row in found.toggle_rows()]),
-        ("smallest requests", ("sample", "tokens", "seed", "prompt"), requests),
-        ("Python stack of the crash, the innermost call first", ("",), stack),
-    ]
-    return [part for part in shown if part[2]]
+    output.crash(found, found.tables(), call.as_json)

@@ -25,6 +25,7 @@ from vime.debug.crash.trial import Ending, Outcome, Trial
 from vime.errors import UsageError
 from vime.files import whole_file
 from vime.log import Progress
+from vime.report.crash import crash_page
 from vime.run_folder import RunFolder
 from vime.runs.crash_attempt import Order, write_json
 from vime.runs.crash_processes import Processes, ending
@@ -90,6 +91,8 @@ def bisect_crash(*, loaded: Loaded, console: Progress, asked: Asked) -> CrashRep
         found = search(ledger, plan, console.note)
         report = _report(loaded, asked, ledger, found, requests, runner, time.monotonic() - began)
         write_text(folder.report, json.dumps(report.as_dict(), indent=1) + "\n")
+        if asked.page is not None:
+            write_text(asked.page, crash_page(report.verdict, loaded.config.model.path, report.rows(), report.tables()))
     return report
 
 

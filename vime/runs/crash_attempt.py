@@ -150,10 +150,8 @@ def _in_a_line(error: BaseException) -> str:
 
 def warm(orders: int, answers: int) -> None:
     """Import, say whether attempts may be forked, then fork one per line of ``orders``, each in its own session."""
-    from vime.backends.vllm.environment import ALWAYS, ON_CPU
     from vime.forks import forking_dies_with_parent
 
-    os.environ.update({**ALWAYS, **ON_CPU})
     for name in IMPORTS:
         importlib.import_module(name)
     from vime import device

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vime.backends.vllm.environment import ALWAYS, ON_CPU
 from vime.debug.crash import traces
 from vime.debug.crash.trial import Ending, Outcome, Phase
 from vime.debug.processes import Member, family, pids
@@ -50,7 +51,7 @@ class Processes:
         """To its end, or to the limit. What needs an ``environment`` of its own is never forked."""
         if not environment and not self._is_unfit:
             if self._warm is None:
-                self._warm = Warm(self._environment)
+                self._warm = Warm({**self._environment, **ALWAYS, **ON_CPU})  # read when libraries are loaded
                 self._is_unfit = not self._warm.is_fit
             if not self._is_unfit:
                 return self._warm.run(order, self.limit_seconds)

@@ -42,7 +42,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
 }
-_TOKEN = re.compile(r"\s*(\d+/\d+|\d+\.\d+|\d+|asked\.[a-z_0-9]+|[a-z_][a-z_0-9]*|>=|<=|==|!=|>|<|\(|\))", re.ASCII)
+_TOKEN = re.compile(r"\s*(\d+/\d+|\d+\.\d+|\d+|asked\.[a-z_0-9]+|[a-z_][a-z_0-9-]*|>=|<=|==|!=|>|<|\(|\))", re.ASCII)
 _EXAMPLE = "for example --inject 'segfault if prefix_caching and batch > 4'"
 
 

@@ -18,6 +18,8 @@ CRASH, NOT_REPRODUCED = "CRASH", "NOT REPRODUCED"
 EXCERPT = 60
 NUM_FRAMES = 8
 COMMAND = "rollout --bisect-crash"
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""Title, columns, rows."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,10 @@ class CrashReport:
             yield "crash", f"{self.first.cause} while {self.first.phase}"
             yield "settings", self.explanation
             yield from self._requests()
-        for name, value in [*found.unknown.items()]:
+        for name, value in found.unknown.items():
             yield "no evidence", f"{name}: {value}"
+        if found.is_flaky:
+            yield "flaky", f"what survived was repeated until it had survived {found.num_repeats} times"
         yield "engine starts", f"{len(self.attempts)} of at most {self.max_attempts}, {self.seconds:.0f} s"
         if found.stopped:
             yield "stopped early", f"{found.stopped}: what stands here may not be the smallest"
@@ -139,7 +143,7 @@ class CrashReport:
         yield "failing kernel", dump.kernel or "cuda-gdb did not name it here; open the dump yourself"
         yield "open it", dump.command
 
-    def toggle_rows(self) -> list[tuple[str, str, str]]:
+    def toggle_rows(self) -> list[tuple[str, ...]]:
         """(toggle, verdict, why) of every toggle that was looked at."""
         return [(t.name, *self._judged(t)) for t in self.found.toggles if not t.is_narrow or self._tried(t)]
 
@@ -177,7 +181,20 @@ class CrashReport:
 
     def request_rows(self) -> list[tuple[str, ...]]:
         """The smallest set: name, tokens, seed, text."""
-        return [(r.name, str(r.num_tokens), str(r.seed), r.excerpt) for r in self.smallest]
+        shown = self.smallest if self.found.is_reproduced else []
+        return [(r.name, str(r.num_tokens), str(r.seed), r.excerpt) for r in shown]
+
+    def tables(self) -> list[Table]:
+        """Everything but ``rows``, what is empty left out."""
+        stack: list[tuple[str, ...]] = [(frame,) for frame in self.stack()]
+        attempts = ("#", "for", "changed", "requests", "outcome", "", "seconds")
+        found: list[Table] = [
+            ("attempts", attempts, self.attempt_rows()),
+            ("settings", ("toggle", "verdict", ""), self.toggle_rows()),
+            ("smallest requests", ("sample", "tokens", "seed", "prompt"), self.request_rows()),
+            ("Python stack of the crash, the innermost call first", ("call",), stack),
+        ]
+        return [part for part in found if part[2]]
 
     def stack(self) -> tuple[str, ...]:
         """The Python stack of the crash, the innermost call first: of the last attempt, else of the first crash."""

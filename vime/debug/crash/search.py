@@ -26,6 +26,7 @@ class Found:
     """What a search has found so far.
 
     num_crashed   of ``num_runs`` of the run as it is
+    num_repeats   attempts that have to survive before the crash counts as gone
     toggles       those of the axes asked for, SKIP among them
     removing      single toggles that remove the crash, narrower ones among them
     removing_set  a smallest set that removes it where no single one does
@@ -38,6 +39,7 @@ class Found:
 
     num_runs: int
     num_crashed: int = 0
+    num_repeats: int = 1
     toggles: list[Toggle] = field(default_factory=list)
     not_applied: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -106,7 +108,8 @@ def _confirm(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
             ledger.first = ending
         if ledger.first is not None and ending.is_like(ledger.first):
             found.num_crashed += 1
-    ledger.repeats = repeats_for(found.num_crashed, plan.num_runs) if found.is_reproduced else 1
+    if found.is_reproduced:
+        found.num_repeats = ledger.repeats = repeats_for(found.num_crashed, plan.num_runs)
     text = f"crashed in {found.num_crashed} of {plan.num_runs}"
     if not found.is_reproduced:
         text = f"not reproduced in {plan.num_runs} run{'s' if plan.num_runs > 1 else ''}"

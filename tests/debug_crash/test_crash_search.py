@@ -1,0 +1,281 @@
+"""The search over a runner of our own: every shape of a crash, found in a bounded number of engine starts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from vime.debug.crash.ledger import Ledger, repeats_for
+from vime.debug.crash.report import NOT_REPRODUCED, CrashReport, Request
+from vime.debug.crash.search import Found, Plan, search
+from vime.debug.crash.toggles import axes, check_axes, chosen, overlaid, toggles
+from vime.debug.crash.trial import Ending, Outcome, Phase, Trial
+from vime.errors import UsageError, VimeError
+
+GPU = {
+    "device": "cuda",
+    "enforce_eager": False,
+    "cudagraph_mode": "FULL_AND_PIECEWISE",
+    "cudagraph_capture_sizes": [1, 2, 4, 8],
+    "compilation_mode": 3,
+    "speculative": "eagle",
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "disable_cascade_attn": False,
+    "async_scheduling": True,
+    "world_size": 8,
+    "disable_custom_all_reduce": False,
+    "expert_parallel": True,
+    "all2all_backend": "deepep_low_latency",
+    "enable_dbo": False,
+    "attention_backend": "FLASH_ATTN",
+    "max_num_seqs": 256,
+    "kv_cache_dtype": "fp8",
+    "block_size": 16,
+    "enable_sleep_mode": True,
+    "model_runner": "V2",
+}
+CPU = GPU | {
+    "device": "cpu",
+    "enforce_eager": True,
+    "cudagraph_mode": "NONE",
+    "cudagraph_capture_sizes": [],
+    "compilation_mode": 0,
+    "speculative": None,
+    "async_scheduling": False,
+    "disable_cascade_attn": True,
+    "world_size": 1,
+    "expert_parallel": False,
+    "attention_backend": "CPU_ATTN",
+    "kv_cache_dtype": "auto",
+    "block_size": 128,
+    "enable_sleep_mode": False,
+    "model_runner": "V1",
+}
+Crash = Callable[[frozenset[str], frozenset[int]], bool]
+
+
+class Engine:
+    """Crashes where ``crash`` says so, of (axes that are as in the run, requests). ``ignores``: axes not applied."""
+
+    def __init__(
+        self, crash: Crash, facts=CPU, ignores=(), share=1.0, phase=Phase.SERVING, kind=Outcome.CRASHED
+    ) -> None:
+        self.crash, self.facts, self.ignores = crash, facts, ignores
+        self.share, self.phase, self.kind = share, phase, kind
+        self.draw = random.Random(0)
+        self.num_starts = 0
+
+    def __call__(self, trial: Trial) -> Ending:
+        self.num_starts += 1
+        facts = dict(self.facts)
+        for toggle in trial.changed:
+            if toggle.axis not in self.ignores:
+                facts |= toggle.reads
+        on = frozenset(axes()) - {t.axis for t in trial.changed if t.axis not in self.ignores}
+        if self.crash(on, frozenset(trial.requests)) and self.draw.random() < self.share:
+            known = {} if self.phase == Phase.STARTING else facts
+            return Ending(self.kind, self.phase, "SIGSEGV in the engine core", ("f (a.py:1)",), known)
+        return Ending(Outcome.SURVIVED, Phase.DONE, facts=facts)
+
+
+def find(engine: Engine, num: int = 32, max_attempts: int = 100, **plan) -> tuple[Found, Ledger]:
+    ledger = Ledger(engine, max_attempts)
+    found = search(ledger, Plan(num, **plan), lambda text: None)
+    assert engine.num_starts == len(ledger.attempts) <= max_attempts
+    return found, ledger
+
+
+def names(toggles_) -> set[str]:
+    return {t.name for t in toggles_}
+
+
+def test_a_crash_that_needs_two_settings_is_removed_by_either():
+    guilty = {3, 17}
+    engine = Engine(lambda on, sent: {"prefix_caching", "chunked_prefill"} <= on and guilty <= sent)
+    found, ledger = find(engine)
+    assert names(found.removing) == {"prefix_caching", "chunked_prefill"}
+    assert found.is_enough
+    assert set(found.requests) == guilty
+    assert found.is_minimal
+    assert found.num_crashed == 3
+    assert found.last is not None
+    assert found.last.trial.requests == (3, 17)
+    assert found.last.trial.with_core_dump
+    assert len(ledger.attempts) <= 3 + 4 + 1 + 19 + 1
+
+
+def test_a_crash_that_either_of_two_settings_makes_is_gone_only_without_both():
+    engine = Engine(lambda on, sent: bool({"prefix_caching", "chunked_prefill"} & on) and 5 in sent)
+    found, _ = find(engine)
+    assert found.removing == []
+    assert names(found.removing_set) == {"prefix_caching", "chunked_prefill"}
+    assert found.requests == (5,)
+
+
+def test_a_mixed_crash_has_a_smallest_set():
+    """(a and b) or c: c has to go, and one of the other two."""
+
+    def crash(on, sent):
+        return {"prefix_caching", "chunked_prefill"} <= on or "block_size" in on
+
+    found, _ = find(Engine(crash), num=4)
+    assert found.removing == []
+    assert names(found.removing_set) in ({"prefix_caching", "block_size"}, {"chunked_prefill", "block_size"})
+
+
+def test_graphs_and_speculation_are_crossed_before_everything_else():
+    engine = Engine(lambda on, sent: bool({"cuda_graph", "speculative"} & on), GPU)
+    found, ledger = find(engine, num=2, num_runs=1)
+    tried = [a.trial.names for a in ledger.attempts]
+    assert tried[:4] == [(), ("cuda_graph",), ("speculative",), ("cuda_graph", "speculative")]
+    assert names(found.removing_set) == {"cuda_graph", "speculative"}
+    assert found.removing == []
+
+
+def test_what_removes_it_is_narrowed_down():
+    """Every mode of graphs; of batch sizes the largest that does not crash."""
+    engine = Engine(lambda on, sent: "cuda_graph" in on, GPU)
+    found, _ = find(engine, num=2, only=("cuda_graph",))
+    assert {"cuda_graph", "cuda_graph=PIECEWISE", "cuda_graph=unpadded"} <= names(found.removing)
+
+    class Batch(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            size = next((t.reads["max_num_seqs"] for t in trial.changed), 256)
+            self.crash = lambda on, sent: min(size, len(sent)) > 4
+            return super().__call__(trial)
+
+    found, ledger = find(Batch(lambda on, sent: True), only=("batch_size",), num_runs=1)
+    assert {t.reads["max_num_seqs"] for t in found.removing} >= {1, 4}
+    assert max(t.reads["max_num_seqs"] for t in found.removing) == 4
+    assert len(found.requests) == 5
+    assert len(ledger.attempts) <= 1 + 1 + 3 + 25 + 1
+
+
+def test_no_toggle_removes_it_is_said():
+    found, ledger = find(Engine(lambda on, sent: 31 in sent))
+    assert found.removing == []
+    assert found.removing_set == ()
+    assert found.stays
+    assert found.requests == (31,)
+    assert "no toggle removes it" in report(found, ledger).explanation
+
+
+def test_nothing_crashes():
+    found, ledger = find(Engine(lambda on, sent: False))
+    assert not found.is_reproduced
+    assert len(ledger.attempts) == 3
+    what = report(found, ledger)
+    assert what.verdict == NOT_REPRODUCED
+    assert what.failed_checks == []
+    assert dict(what.rows())["verdict"] == "NOT REPRODUCED: not reproduced in 3 runs"
+
+
+def test_a_flaky_crash_is_repeated_before_it_counts_as_gone():
+    engine = Engine(lambda on, sent: "prefix_caching" in on and {3, 5} <= sent, share=0.6)
+    found, ledger = find(engine, num=8, num_runs=5, max_attempts=400)
+    assert found.is_flaky
+    assert names(found.removing) == {"prefix_caching"}
+    survived = [a for a in ledger.attempts if a.trial.names == ("prefix_caching",)]
+    assert len(survived) == ledger.repeats == repeats_for(found.num_crashed, 5) > 1
+
+
+def test_repeats_overlook_a_crash_in_one_of_twenty():
+    assert [repeats_for(k, 3) for k in (1, 2, 3)] == [8, 3, 1]
+    assert repeats_for(1, 100) == 10
+
+
+def test_all_requests_are_needed():
+    found, _ = find(Engine(lambda on, sent: len(sent) == 6), num=6)
+    assert found.requests == tuple(range(6))
+    assert found.is_minimal
+
+
+def test_a_hang_is_an_outcome_of_its_own():
+    """A crash of another kind on the way is no evidence for the hang."""
+
+    class Both(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            self.kind = Outcome.CRASHED if trial.names == ("block_size",) else Outcome.HUNG
+            return super().__call__(trial)
+
+    found, _ = find(Both(lambda on, sent: "prefix_caching" in on and 1 in sent), num=4)
+    assert names(found.removing) == {"prefix_caching"}
+    assert found.unknown == {"block_size": "crashed: SIGSEGV in the engine core"}
+    assert found.requests == (1,)
+
+
+def test_a_crash_before_any_request():
+    found, ledger = find(Engine(lambda on, sent: "prefix_caching" in on, phase=Phase.STARTING), num=8)
+    assert found.requests == ()
+    assert dict(report(found, ledger, 8).rows())["requests"] == "none: it crashes before any is sent"
+
+
+def test_settings_that_do_not_reach_the_worker_are_no_evidence():
+    """Case D21: the attempt survives, but the worker reads the old value: the crash was not removed by it."""
+
+    class Ignored(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            ending = super().__call__(trial)
+            if trial.names == ("prefix_caching",):
+                return Ending(Outcome.SURVIVED, Phase.DONE, facts=self.facts)
+            return ending
+
+    found, ledger = find(Ignored(lambda on, sent: "chunked_prefill" in on, ignores=("prefix_caching",)), num=2)
+    assert names(found.removing) == {"chunked_prefill"}
+    assert "the worker reads enable_prefix_caching = True" in found.not_applied["prefix_caching"]
+    verdicts = {name: verdict for name, verdict, _ in report(found, ledger, 2).toggle_rows()}
+    assert verdicts["prefix_caching"] == "NOT APPLIED"
+    assert verdicts["chunked_prefill"] == "REMOVES IT"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 12, 20])
+def test_the_limit_holds_and_is_said(limit):
+    engine = Engine(lambda on, sent: {"prefix_caching", "chunked_prefill"} <= on and {3, 17} <= sent)
+    found, _ = find(engine, max_attempts=limit)
+    assert found.stopped == f"--max-attempts {limit} reached"
+    assert {3, 17} <= set(found.requests)
+    assert engine.num_starts <= limit
+
+
+def test_settings_that_are_refused_are_no_crash():
+    with pytest.raises(VimeError, match="refuses the run's own settings"):
+        find(Engine(lambda on, sent: True, kind=Outcome.REFUSED))
+
+
+def test_on_a_cpu_what_it_does_not_have_is_skipped_with_the_reason():
+    skipped = {t.name: t.skip for t in toggles(CPU, 32) if t.skip}
+    assert "captures no CUDA graphs" in skipped["cuda_graph"]
+    assert "no CUDA device" in skipped["launch_blocking"]
+    assert "its worker reads CPU_ATTN" in skipped["attention_backend=TRITON_ATTN"]
+    assert skipped["eager"] == "the run has it so already: its worker reads enforce_eager = True"
+    assert {t.axis for t in toggles(CPU, 32) if not t.skip} == {
+        "prefix_caching",
+        "chunked_prefill",
+        "batch_size",
+        "block_size",
+    }
+    assert {t.axis for t in toggles(GPU | {"enable_dbo": True}, 32) if not t.skip} == set(axes())
+
+
+def test_axes_are_chosen_by_name():
+    assert names(chosen(toggles(CPU, 32), ["prefix_caching"], [])) == {"prefix_caching"}
+    assert "prefix_caching" not in names(chosen(toggles(CPU, 32), [], ["prefix_caching"]))
+    with pytest.raises(UsageError, match="--only graphs: is no axis"):
+        check_axes(["graphs"], "--only")
+
+
+def test_settings_are_laid_over_those_of_the_run():
+    found = {t.name: t for t in toggles(GPU, 32)}
+    own = {"speculative_config": {"method": "ngram"}, "compilation_config": {"mode": 3}, "max_num_seqs": 8}
+    assert overlaid(own, [found["cuda_graph"], found["speculative"]]) == {
+        "compilation_config": {"mode": 3, "cudagraph_mode": "NONE"},
+        "max_num_seqs": 8,
+    }
+
+
+def report(found: Found, ledger: Ledger, num: int = 32) -> CrashReport:
+    requests = [Request(f"{i}/0", 5, i, f"prompt {i}") for i in range(num)]
+    return CrashReport(found, ledger.attempts, ledger.max_attempts, requests, ledger.first, "runs/x", 1.0)
