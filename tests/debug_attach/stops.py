@@ -1,4 +1,4 @@
-"""Processes that stop as those of a debug run do: a debug adapter on loopback, a record in the folder of this machine."""
+"""Processes that stop as those of a debug run do: a debug adapter on loopback, and a record in a registry."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(
-    "text, key",
+    ("text", "key"),
     [
         ("trainer1-9c2e", "trainer1-9c2e"),
         ("d", "driver-0001"),
@@ -39,7 +39,7 @@ def test_a_key_its_beginning_or_who_it_is(text, key):
 
 
 @pytest.mark.parametrize(
-    "text, named",
+    ("text", "named"),
     [("rank=12", ["trainer12-77aa", "engine12-77ab"]), ("trainer1-9c", ["trainer1-9c2e", "trainer1-9cff"])],
 )
 def test_several_are_listed_and_none_is_taken(text, named):
@@ -57,7 +57,7 @@ def test_an_exact_key_is_not_the_beginning_of_another():
 def test_what_means_nothing_is_refused(text):
     with pytest.raises(UsageError):
         find(STOPS, text)
-    with pytest.raises(UsageError, match="nothing is stopped|whole number"):
+    with pytest.raises(UsageError, match=r"nothing is stopped|whole number"):
         find([], text)
 
 
@@ -129,7 +129,8 @@ def test_resume_tells_of_those_that_a_client_holds(registry):
     done = vime("resume", "--all")
     assert done.returncode == 2
     assert "trainer 1 (free) goes on" in done.stderr
-    assert "held" in done.stderr and "its client must let it go on" in done.stderr
+    assert "held" in done.stderr
+    assert "its client must let it go on" in done.stderr
     assert registry.names("d-1/release/") == ["d-1/release/free"]
 
 

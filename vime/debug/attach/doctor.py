@@ -189,7 +189,7 @@ def breakpoint_here(environment: Mapping[str, str], has_terminal: bool) -> Check
     if has_terminal:
         return Check("breakpoint()", PASS, "opens pdb in this terminal", switch)
     return Check(
-        "breakpoint()", WARN, "would open pdb, without a terminal: it fails at a closed standard input", switch
+        "breakpoint()", WARN, "would open pdb, which fails: standard input is no terminal", switch
     )
 
 
