@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -131,6 +132,7 @@ class GcsRegistry:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         self.where = address
+        _check_port(address)
         try:
             self._client = GcsClient(address=address)
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
@@ -160,6 +162,15 @@ class GcsRegistry:
             return getattr(self._client, method)(*args)
         except (ray.exceptions.RayError, RuntimeError) as error:
             raise VimeError(f"the cluster at {self.where} does not answer: {_first_line(error)}", _HINT) from error
+
+
+def _check_port(address: str) -> None:
+    """Ray's client itself tries for 40 s."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise VimeError(f"the cluster at {address} does not answer: {error}", _HINT) from error
 
 
 _HINT = "is it still there? With token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
