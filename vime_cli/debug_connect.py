@@ -168,7 +168,7 @@ def _debug(stop: Stop, host: str, port: int) -> None:
 def _cluster_of(seen: Seen, stop: Stop) -> str:
     """UsageError where the stop is known to this machine alone: there is nothing to go through."""
     where = seen.session_of(stop).registry.where
-    if where != seen.address or not stop.node:
+    if where != seen.address:
         raise UsageError(
             f"{stop.key} is on this machine, at {stop.host}:{stop.port}: no tunnel is needed",
             "attach to that, or --terminal",

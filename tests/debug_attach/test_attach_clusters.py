@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from stops import SECONDS, a_run, a_stop, program, stop_of, stopped, vime, wait_for
 
-from vime.debug.attach import clusters
+from vime.debug.attach import clusters, pausing
+from vime.debug.attach.dap import Dap
+from vime.debug.attach.sessions import look
 from vime.debug.processes import command_line, pids
 from vime.debug.stop.records import put_run, put_stop
 from vime.debug.stop.registry import GcsRegistry
+from vime.debug.stop.spec import Spec
 from vime.errors import UsageError
 
 TOKEN = "not-a-secret-of-anybody"
@@ -208,6 +211,41 @@ def test_a_worker_in_rays_own_debugger_is_listed(two, registry, tmp_path):
         driver.wait(SECONDS)
 
 
+def test_a_child_of_a_worker_is_on_the_node_of_its_host(two, registry):
+    known = clusters.nodes(two[0])
+    (node,) = known
+    assert clusters.node_of(a_stop(node="n"), known) == "n"
+    assert clusters.node_of(a_stop(), known) == node
+    assert clusters.node_of(a_stop(hostname="other"), known) == ""
+
+
+def test_a_process_of_another_node_is_paused_through_a_task_there(two, registry, tmp_path, monkeypatch):
+    """Here the node is this machine, which is left out of what is looked at without the cluster."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    file = tmp_path / "loop.py"
+    file.write_text("import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
+    spec = Spec("d-away", gcs=two[0], wait_seconds=600.0).dumps()
+    environment = os.environ | {"VIME_DEBUG_SPEC": spec, "RANK": "6"}
+    command = [sys.executable, "-m", "vime.debug.stop.runner", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        assert process.stdout.readline() == b"up\n"
+        there = GcsRegistry(two[0])
+        put_run(there, a_run("d-away"))
+        monkeypatch.setattr(clusters, "own_nodes", list)
+        monkeypatch.setattr(pausing, "targets_here", lambda names: [])
+        found = pausing.targets(look(two[0]))
+        assert [(t.pid, t.rank, t.node) for t in found] == [(process.pid, 6, next(iter(clusters.nodes(two[0]))))]
+        stop = pausing.pause(look(two[0]), "rank=6")
+        assert (stop.pid, stop.session, stop.point) == (process.pid, "d-away", "pause")
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+    assert look(two[0]).stops == []
+    there.delete("d-away/run")
+
+
 def test_a_tunnel_leads_to_that_port_and_ends_with_the_command(two, registry, tmp_path):
     """Through an actor on the stop's node; here it is the same machine."""
     node = next(iter(clusters.nodes(two[0])))
@@ -229,8 +267,6 @@ def test_a_tunnel_leads_to_that_port_and_ends_with_the_command(two, registry, tm
                 assert line, "it has ended"
                 text += line
             port = json.loads(text)["configurations"][0]["connect"]["port"]
-            from vime.debug.attach.dap import Dap
-
             with Dap("127.0.0.1", port, SECONDS) as dap:
                 dap.attach()
                 thread, _ = dap.stopped()

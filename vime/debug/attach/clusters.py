@@ -21,6 +21,7 @@ from typing import Any
 
 from vime.debug.attach.words import clock
 from vime.debug.processes import pids, start_ticks
+from vime.debug.stop.records import Stop
 from vime.errors import UsageError, VimeError
 
 ADDRESS, LOCAL = "RAY_ADDRESS", "local"
@@ -62,6 +63,14 @@ class Paused:
     port: int
     where: str = ""
     threads: int = 1
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a cluster."""
+
+    is_alive: bool
+    hostname: str
 
 
 @dataclass(frozen=True)
@@ -184,9 +193,18 @@ def workers(address: str) -> list[Worker]:
     return found
 
 
-def nodes(address: str) -> dict[str, bool]:
-    """Node id -> whether it is alive."""
-    return {row["NodeID"]: row["Alive"] for row in _state(address).get_node_table()}
+def nodes(address: str) -> dict[str, Node]:
+    """All nodes that the cluster knows, by id, dead ones too."""
+    rows = _state(address).get_node_table()
+    return {row["NodeID"]: Node(row["Alive"], row["NodeManagerHostname"]) for row in rows}
+
+
+def node_of(stop: Stop, known: Mapping[str, Node]) -> str:
+    """Id of the node where a process has stopped. A child of a worker knows its host alone; "" where that is no node."""
+    if stop.node:
+        return stop.node
+    found = [number for number, node in known.items() if node.is_alive and node.hostname == stop.hostname]
+    return found[0] if found else ""
 
 
 def own_nodes() -> list[str]:

@@ -188,9 +188,7 @@ def breakpoint_here(environment: Mapping[str, str], has_terminal: bool) -> Check
         return Check("breakpoint()", PASS, f"{HOOK}={hook}: your own hook", switch)
     if has_terminal:
         return Check("breakpoint()", PASS, "opens pdb in this terminal", switch)
-    return Check(
-        "breakpoint()", WARN, "would open pdb, which fails: standard input is no terminal", switch
-    )
+    return Check("breakpoint()", WARN, "would open pdb, which fails: standard input is no terminal", switch)
 
 
 def _in_ray(environment: Mapping[str, str]) -> Check:

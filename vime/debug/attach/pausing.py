@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Target:
     role: str = ""
     rank: int | None = None
     node: str = ""
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def name(self) -> str:
@@ -149,7 +151,8 @@ def _is_meant(target: Target, text: str | None) -> bool:
 def _stop_of(sessions: Iterable[Session], target: Target, since: float) -> Stop | None:
     registry = next(one.registry for one in sessions if one.name == target.session)
     for stop in stops(registry, target.session):
-        if stop.pid == target.pid and (not target.node or stop.node == target.node) and stop.since >= since:
+        same = (stop.pid, stop.hostname) == (target.pid, target.host)
+        if same and stop.since >= since:
             return stop
     return None
 
@@ -170,7 +173,7 @@ def rows_here(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 def _targets_away(address: str, names: Sequence[Sequence[str]]) -> list[Target]:
     own = set(clusters.own_nodes())
-    others = [node for node, is_alive in clusters.nodes(address).items() if is_alive and node not in own]
+    others = [number for number, node in clusters.nodes(address).items() if node.is_alive and number not in own]
     if not others:
         return []
     answers = _on_nodes(address, {node: (rows_here, (list(names),)) for node in others})

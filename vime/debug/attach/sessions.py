@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vime.debug.attach import clusters
-from vime.debug.attach.clusters import Paused, Worker
+from vime.debug.attach.clusters import Node, Paused, Worker
 from vime.debug.processes import boot_id, pids, start_ticks
 from vime.debug.stop import registry as registries
-from vime.debug.stop.records import Run, Stop, forget_run, forget_stop, runs, stops
+from vime.debug.stop.records import WAITING, Run, Stop, forget_run, forget_stop, runs, stops
 from vime.debug.stop.registry import FolderRegistry, GcsRegistry, Registry
 from vime.debug.stop.spec import Spec
 from vime.errors import UsageError, VimeError
@@ -144,11 +144,11 @@ def candidates(found: Sequence[Stop]) -> str:
 
 def _look_there(address: str) -> tuple[tuple[Session, ...], list[Paused], list[str]]:
     asked = clusters.client(address)
-    table, alive_nodes = clusters.workers(address), clusters.nodes(address)
+    table, nodes = clusters.workers(address), clusters.nodes(address)
     known = {(worker.node, worker.pid): worker for worker in table}
 
     def is_alive(stop: Stop) -> bool:
-        return _is_alive_here(stop) if is_here(stop) else _is_alive_there(stop, known, alive_nodes)
+        return _is_alive_here(stop) if is_here(stop) else _is_alive_there(stop, known, nodes)
 
     def has_job(run: Run) -> bool:
         return bool(run.job) and clusters.is_job_alive(asked, run.job)
@@ -168,13 +168,14 @@ def _is_alive_here(stop: Stop) -> bool:
     return stop.boot == boot_id() and stop.started > 0 and start_ticks(stop.pid) == stop.started
 
 
-def _is_alive_there(stop: Stop, known: Mapping[tuple[str, int], Worker], alive_nodes: Mapping[str, bool]) -> bool:
+def _is_alive_there(stop: Stop, known: Mapping[tuple[str, int], Worker], nodes: Mapping[str, Node]) -> bool:
     """By Ray's tables; of a process that is no worker (a child) only its node and its time limit are known."""
-    if stop.node and not alive_nodes.get(stop.node, False):
+    node = clusters.node_of(stop, nodes)
+    if node and (node not in nodes or not nodes[node].is_alive):
         return False
-    if (worker := known.get((stop.node, stop.pid))) is not None and not worker.is_alive:
+    if (worker := known.get((node, stop.pid))) is not None and not worker.is_alive:
         return False
-    return time.time() < stop.until + LATE_SECONDS or stop.state != "waiting"
+    return time.time() < stop.until + LATE_SECONDS or stop.state != WAITING
 
 
 def _sessions(

@@ -153,7 +153,7 @@ def tunnel(stop: Stop, address: str, port: int = 0) -> Iterator[Tunnel]:
     with listener, connected(address):
         import ray
 
-        actor = _far_end(stop)
+        actor = _far_end(stop, clusters.node_of(stop, clusters.nodes(address)))
         found = Tunnel(listener.getsockname()[1], listener, actor)
         thread = threading.Thread(target=found.serve, name="tunnel-accept", daemon=True)
         try:
@@ -192,11 +192,13 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _far_end(stop: Stop) -> Any:
+def _far_end(stop: Stop, node: str) -> Any:
+    if not node:
+        raise VimeError(f"{stop.key} is on {stop.hostname}, which is no node of the cluster", "use ssh -N -L there")
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    strategy = NodeAffinitySchedulingStrategy(stop.node, soft=False)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 4, "scheduling_strategy": strategy}
     actor = ray.remote(FarEnd).options(**options).remote(stop.host, stop.port)
     try:
