@@ -54,7 +54,7 @@ def _show(seen: Seen) -> None:
     from vime.debug.attach import listing
 
     if found := listing.rows(seen):
-        output.table("", listing.COLUMNS, found)
+        output.table("", listing.COLUMNS, found, whole=listing.WHOLE)
     if lines := listing.lines(seen):
         output.report(lines)
 
@@ -71,7 +71,7 @@ def _show_here(as_json: bool) -> None:
 def _watch(address: str | None) -> None:
     from vime.debug.attach import listing, sessions
 
-    with output.live() as show:
+    with output.live(listing.WHOLE) as show:
         while True:
             seen = sessions.look(address)
             show(listing.COLUMNS, listing.rows(seen), listing.lines(seen))

@@ -31,6 +31,8 @@ NUM_ROLLOUTS = 16
 BAR_WIDTH = 40
 AS_NEEDED, OF_SENTENCES = 100_000, 160
 """Width of a table off a terminal: what reads it is none; or people do, a log."""
+Show = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str]], None]
+"""Columns, rows, and lines below them."""
 
 
 def error(found: VimeError) -> None:
@@ -214,9 +216,16 @@ def bar(share: float) -> str:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], has_header: bool = True, width: int = AS_NEEDED
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    has_header: bool = True,
+    width: int = AS_NEEDED,
+    whole: Sequence[str] = (),
 ) -> None:
-    """A table on stdout. Off a terminal it is as wide as it needs to be, up to ``width``; no cell is cut."""
+    """A table on stdout. Off a terminal it is as wide as it needs to be, up to ``width``; no cell is cut. ``whole``:
+    columns whose cells stay on one line.
+    """
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -224,7 +233,7 @@ def table(
     console = Console(markup=False, highlight=False, emoji=False)
     found = Table(title=title or None, title_justify="left", box=SIMPLE, show_header=has_header)
     for column in columns:
-        found.add_column(column, overflow="fold")
+        found.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
         found.add_row(*(str(cell) for cell in row))
     if not console.is_terminal:
@@ -288,9 +297,10 @@ def _coloured(lines: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def live() -> Iterator[Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str]], None]]:
+def live(whole: Sequence[str] = ()) -> Iterator[Show]:
     """For what is looked at again and again: call it with columns, rows and lines. A terminal shows the last state;
     elsewhere a line is written for each row that comes or goes (rows are known by their first cell), and for new lines.
+    ``whole``: as in ``table``.
     """
     if not is_terminal() or os.environ.get("TERM") == "dumb":
         yield _changes()
@@ -304,7 +314,9 @@ def live() -> Iterator[Callable[[Sequence[str], Sequence[Sequence[str]], Sequenc
     with Live(console=console, auto_refresh=False) as screen:
 
         def show(columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
-            found = Table(*columns, box=SIMPLE)
+            found = Table(box=SIMPLE)
+            for column in columns:
+                found.add_column(column, overflow="fold", no_wrap=column in whole)
             for row in rows:
                 found.add_row(*row)
             screen.update(Group(*([found] if rows else []), *lines), refresh=True)
@@ -312,7 +324,7 @@ def live() -> Iterator[Callable[[Sequence[str], Sequence[Sequence[str]], Sequenc
         yield show
 
 
-def _changes() -> Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str]], None]:
+def _changes() -> Show:
     known: dict[str, str] = {}
     said: list[str] = []
 

@@ -200,7 +200,7 @@ def nodes(address: str) -> dict[str, Node]:
 
 
 def node_of(stop: Stop, known: Mapping[str, Node]) -> str:
-    """Id of the node where a process has stopped. A child of a worker knows its host alone; "" where that is no node."""
+    """Id of the node where a process has stopped. A child of a worker knows its host alone; "": no node of it."""
     if stop.node:
         return stop.node
     found = [number for number, node in known.items() if node.is_alive and node.hostname == stop.hostname]

@@ -12,11 +12,13 @@ from typing import Any
 from vime.debug.attach.behind import behind
 from vime.debug.attach.clusters import Paused
 from vime.debug.attach.sessions import Seen, Session, is_here
-from vime.debug.attach.words import clock, short_path, span
+from vime.debug.attach.words import clock, short, short_path, span
 from vime.debug.stop.records import WAITING, Stop
 
 FORMAT, SCHEMA_VERSION = "vime-debug-list", 1
 COLUMNS = ("key", "where", "why", "who", "node", "pid", "since", "state", "line")
+WHOLE = ("key", "pid", "node", "since")
+"""Cells that are copied, or make no sense in pieces."""
 NOTHING = "nothing is stopped"
 
 
@@ -86,8 +88,8 @@ def place(stop: Stop) -> str:
 
 def _row(stop: Stop, now: float) -> tuple[str, ...]:
     node = "here" if is_here(stop) else stop.address
-    left = f" ({span(max(0.0, stop.until - now))} left)" if stop.state == WAITING else ""
-    since = span(max(0.0, now - stop.since))
+    left = f" ({short(max(0.0, stop.until - now))} left)" if stop.state == WAITING else ""
+    since = short(max(0.0, now - stop.since))
     return (stop.key, place(stop), stop.reason, stop.who, node, str(stop.pid), since, stop.state + left, stop.code)
 
 

@@ -76,7 +76,7 @@ def _watcher(run: Run) -> Member | None:
 
 def _end_here(session: Session) -> str:
     """Nobody watches over it any more: its processes are ended, where they are of this machine."""
-    pids = sessions.members_of(session.name)
+    pids = sessions.members_of(session.name, session.registry.where)
     if not pids:
         raise VimeError(f"{session.name}: none of its processes is on this machine", "give this command where they are")
     for pid in pids:

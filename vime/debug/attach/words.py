@@ -24,6 +24,11 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
+def short(seconds: float) -> str:
+    """For a table: 9.4 -> "9s", 560 -> "9m20s", 7300 -> "2h1m"."""
+    return span(seconds).replace(" min", "m").replace(" ", "")
+
+
 def clock(moment: float) -> str:
     """Local date and time to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
