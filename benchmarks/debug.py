@@ -41,7 +41,7 @@ print(time.perf_counter() - began, sys.gettrace() is None)
 """
 ENTRY_LINE, UNTAKEN_LINE = 4, 6
 NOT_REACHED = (
-    "vime.loop:evaluate",
+    "vime.runs:replay",
     "vime.backends.megatron.step:_report_lost",
     "vllm.v1.engine.core:EngineCore.abort_requests",
 )

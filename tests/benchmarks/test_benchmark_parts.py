@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import start
+from benchmarks import debug, start
 from benchmarks.cases import TINY
 from benchmarks.command import Trained
 from benchmarks.overhead import GOAL, share
@@ -82,3 +82,9 @@ def test_a_side_lives_in_a_process_of_its_own() -> None:
             side.call("fail")
         assert side.call("times", 5) == 15
     assert not side._process.is_alive()
+
+
+def test_the_points_of_the_debug_benchmark_are_where_they_are_said_to_be() -> None:
+    lines = debug.PROGRAM.splitlines()
+    assert lines[debug.ENTRY_LINE - 1].strip() == "twice = 2 * i"
+    assert lines[debug.UNTAKEN_LINE - 1].strip() == "twice = -twice"
