@@ -38,7 +38,7 @@ SETTINGS = (
     "reward.timeout_seconds",
 )
 """Every wait of vime for another process, and with the first the collectives of torch and Megatron."""
-LOOK_SECONDS = 0.5
+LOOK_SECONDS, SETTLE_SECONDS = 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,21 @@ def while_stopped(say: Callable[[str], None]) -> Iterator[None]:
 
 def _wait(say: Callable[[str], None], why: str) -> None:
     spec = current()
-    if spec is None or not (found := others(spec)):
+    if spec is None or not _are_left(spec):
         return
-    names = ", ".join(f"{stop.who} ({stop.key})" for stop in found)
+    names = ", ".join(f"{stop.who} ({stop.key})" for stop in others(spec))
     say(f"the run ends{f' with {why}' if why else ''}, but not before these go on: {names}")
     deadline = time.monotonic() + spec.hold_seconds
     while others(spec) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
+
+
+def _are_left(spec: Spec) -> bool:
+    """Of one that was let go on just now, that is noted a moment later."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while (left := bool(others(spec))) and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    return left
 
 
 def others(spec: Spec) -> list[Stop]:
