@@ -19,7 +19,7 @@ from vime.debug.processes import Member
 from vime.debug.stop.records import forget_run
 from vime.debug.stop.registry import Registry, registry_of
 from vime.debug.stop.spec import Spec
-from vime.errors import UsageError, VimeError
+from vime.errors import UsageError
 
 INTERRUPTED = 128
 _DONE = b"done"
@@ -64,7 +64,7 @@ class LocalCommand:
 
     def stop(self, is_urgent: Callable[[], bool]) -> None:
         """End it and all below it."""
-        ending.end_command(self.member, self.plan.spec.session, is_urgent)
+        _end(self.member, self.plan.spec.session, is_urgent)
         self.process.wait(ending.KILL_SECONDS)
 
     def close(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
@@ -73,6 +73,16 @@ class LocalCommand:
         os.write(self._pipe, _DONE)
         os.close(self._pipe)
         os.waitpid(self._guard, 0)
+
+
+def _end(member: Member, session: str, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    """Whatever goes wrong, the command's own group of processes is not left."""
+    try:
+        ending.end_command(member, session, is_urgent)
+    except BaseException:
+        if member.is_alive:
+            os.killpg(member.pid, signal.SIGKILL)
+        raise
 
 
 def _start_guard(member: Member, spec: Spec) -> tuple[int, int]:
@@ -94,10 +104,10 @@ def _guard(pipe: int, member: Member, spec: Spec) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if os.read(pipe, len(_DONE)) != _DONE:
-            ending.end_command(member, spec.session)
+            _end(member, spec.session)
             forget_run(registry_of(spec), spec.session)
         code = 0
-    except VimeError as error:
-        os.write(2, f"error: {error.message}\n".encode())
+    except Exception as error:  # noqa: BLE001 - nobody is left who could print it
+        os.write(2, f"error: the end of {spec.session}: {error}\n".encode())
     finally:
         os._exit(code)

@@ -109,8 +109,8 @@ def plan(asked: Asked, env: Mapping[str, str] = os.environ) -> Plan:
     if problems.found or command is None:
         hint = WHAT_WORKS if command is None else "nothing was started"
         raise ConfigError(list(dict.fromkeys(problems.found)), hint)
-    if os.path.isdir(found := str(job.get("working_dir", ""))):
-        spec = replace(spec, working_dir=os.path.abspath(found))
+    if os.path.isdir(folder := str(job.get("working_dir", ""))):
+        spec = replace(spec, working_dir=os.path.abspath(folder))
     spec = _with_registry(spec, where, address)
     has_rays = bool(variable) or (spec.is_ray_debugger and spec.post_mortem is not None)
     notes = (*_headline(spec, command, where, address), *places, *_remarks(asked, spec, command, variable))
