@@ -185,6 +185,32 @@ def test_breakpoint_stops_and_needs_no_ray(debug_run: Any, attached: Any) -> Non
     assert (code, "RESULT 2" in said) == (0, True)
 
 
+TWICE = """
+    import time
+    for i in range(3):
+        breakpoint()
+        x = i
+        time.sleep(1)  # until the client has gone: what it is there for is shown to it
+    print("RESULT", x)
+"""
+
+
+def test_every_breakpoint_stops_with_a_client_or_without(debug_run: Any, attached: Any) -> None:
+    debug_run.write("train.py", TWICE)
+    started = debug_run.start("train.py")
+    first = started.stops()[0]
+    attached(first).dap.detach()
+    started.until(lambda: any(s.key != first.key for s in stops(debug_run.registry)), "a second stop")
+    second = started.stops()[0]
+    release(debug_run.registry, [second])
+    started.until(lambda: any(s.key not in (first.key, second.key) for s in stops(debug_run.registry)), "a third")
+    client = attached(started.stops()[0])
+    assert client.locals()["i"] == "2"
+    client.leave()
+    code, said = started.end()
+    assert (code, "RESULT 2" in said, said.count(" stopped at ")) == (0, True, 3)
+
+
 def test_kill_at_a_stop_leaves_no_trace_in_the_sources(debug_run: Any) -> None:
     main = debug_run.write("train.py", "import work\nprint(work.f(1))\n")
     module = debug_run.write("work.py", "def f(x):\n    y = x\n    return y\n")

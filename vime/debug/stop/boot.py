@@ -59,6 +59,8 @@ def install(is_start: bool = False) -> None:
         SourceFileLoader.get_code = _get_code  # type: ignore[method-assign,assignment]
         _when_loaded("runpy", _patch_runpy)
     sys.breakpointhook = _breakpoint
+    for module in ("pydevd", "debugpy._vendored.force_pydevd"):  # the second one has loaded the first
+        _when_loaded(module, _take_breakpoint_back)
     os.environ["PYTHONBREAKPOINT"] = "vime.debug.stop.boot._breakpoint"
     os.register_at_fork(after_in_child=_in_forked_child)
     if is_post_mortem:
@@ -171,6 +173,11 @@ def _breakpoint(*_args: object, **_options: object) -> None:
     from vime.debug.stop.pause import at_breakpoint
 
     at_breakpoint(sys._getframe(1))
+
+
+def _take_breakpoint_back(_pydevd: ModuleType) -> None:
+    """debugpy's own hook, set when it is loaded, ignores a ``breakpoint()`` while no client is there."""
+    sys.breakpointhook = _breakpoint
 
 
 def _in_forked_child() -> None:
