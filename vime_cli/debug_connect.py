@@ -75,7 +75,7 @@ def connect(
 
     if sum((terminal, forward is not None, launch_json is not None)) > 1:
         raise UsageError("--terminal, --forward and --launch-json do not go together", "choose one")
-    seen = sessions.look(address)
+    seen = sessions.look(address, which)
     for note in seen.notes:
         output.say(f"note: {note}")
     if launch_json is not None and which is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,10 +54,13 @@ def list_stops(watch: Watch = False, as_json: AsJson = False, address: Address =
 def _show(seen: Seen) -> None:
     from vime.debug.attach import listing
 
-    if found := listing.rows(seen):
+    found, said = listing.rows(seen), listing.lines(seen)
+    if _is_narrow(found):
+        said = [*listing.blocks(found), "", *said]
+    elif found:
         output.table("", listing.COLUMNS, found, whole=listing.WHOLE)
-    if lines := listing.lines(seen):
-        output.report(lines)
+    if said:
+        output.report(said)
 
 
 def _show_here(as_json: bool) -> None:
@@ -74,5 +78,17 @@ def _watch(address: str | None) -> None:
     with output.live(listing.WHOLE) as show:
         while True:
             seen = sessions.look(address)
-            show(listing.COLUMNS, listing.rows(seen), listing.lines(seen))
+            found, said = listing.rows(seen), listing.lines(seen)
+            if _is_narrow(found):
+                show((), (), [*listing.blocks(found), "", *said])
+            else:
+                show(listing.COLUMNS, found, said)
             time.sleep(WATCH_SECONDS)
+
+
+def _is_narrow(found: Sequence[Sequence[str]]) -> bool:
+    """Whether a table of these rows has no room on the terminal."""
+    from vime.debug.attach import listing
+
+    columns = output.width()
+    return bool(found) and columns is not None and columns < listing.num_columns(found)

@@ -27,7 +27,7 @@ def resume(which: Which = None, everything: Everything = False, address: Address
 
     if (which is None) == (not everything):
         raise UsageError("which stop? a key, rank=N or driver; or --all", "vime debug-attach list")
-    seen = sessions.look(address)
+    seen = sessions.look(address, which)
     meant = seen.stops if which is None else [sessions.find(seen.stops, which)]
     waiting = [stop for stop in meant if stop.state == WAITING]
     for stop in waiting:

@@ -2,14 +2,17 @@
 
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import asdict
 
 import pytest
 
+from vime.debug.attach.listing import blocks, num_columns
 from vime.debug.processes import boot_id, start_ticks
 from vime.debug.stop.records import Run, Stop, forget_stop, put_run, put_stop
 from vime.debug.stop.registry import FolderRegistry
@@ -71,6 +74,27 @@ def test_the_table_says_where_why_and_who(registry):
         assert cell in rows["trainer1-9c2e"]
     assert "ValueError: no" in rows["driver-0001"]
     assert "attached" in rows["driver-0001"]
+
+
+def test_a_narrow_terminal_gets_no_table(registry):
+    """A key in two pieces could not be copied."""
+    rows = [("trainer1-9c2e", "w.py:5 f", "breakpoint", "trainer 1", "here", "7", "9s", "waiting", "if i:")]
+    assert num_columns(rows) > 80
+    assert blocks(rows) == [
+        "trainer1-9c2e  trainer 1  pid 7  here  since 9s  waiting",
+        "    w.py:5 f: breakpoint",
+        "        if i:",
+    ]
+    put_stop(registry, a_stop("trainer1-9c2e", 1))
+    parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (24, 80))
+    environment = os.environ | {"TERM": "xterm", "NO_COLOR": "1"}
+    done = subprocess.run([*COMMAND, "list"], stdout=child, timeout=SECONDS, check=True, env=environment)
+    written = os.read(parent, 65536).decode()
+    os.close(child)
+    os.close(parent)
+    assert done.returncode == 0
+    assert written.startswith("trainer1-9c2e  trainer 1  pid ")
 
 
 def test_json_has_every_field_of_a_stop(registry):

@@ -89,6 +89,7 @@ def test_two_clusters_are_listed_and_none_is_chosen(two, registry):
         assert f"pid {pid} (" in line
         assert ", since 20" in line
     assert "here-1" in done.stdout
+    assert vime("resume", "here-1", env={"RAY_ADDRESS": ""} | OPEN).returncode == 0  # which needs none of them
     for command in (["connect", "nobody"], ["resume", "--all"], ["pause", "driver"]):
         assert vime(*command, env={"RAY_ADDRESS": ""} | OPEN).returncode == 2
 

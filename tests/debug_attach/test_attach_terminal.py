@@ -191,6 +191,17 @@ def test_an_adapter_takes_one_client(stop, registry):
         client.detach()
 
 
+def test_an_adapter_that_lost_a_connection_is_said_and_its_process_goes_on(stop):
+    """Why no port is tried by connecting to it."""
+    process, found = stop
+    socket.create_connection((found.host, found.port)).close()
+    with Dap(found.host, found.port, 3) as client, pytest.raises(DapError, match="does not answer") as error:
+        client.attach()
+    assert "vime debug-attach resume" in error.value.hint
+    assert vime("resume", found.key).returncode == 0
+    assert process.communicate(timeout=SECONDS)[0] == "result 10\n"
+
+
 def test_nobody_there_is_an_error_in_one_line():
     with pytest.raises(DapError, match=r"nothing listens at 127\.0\.0\.1:1"):
         Dap("127.0.0.1", 1)

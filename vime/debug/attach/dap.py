@@ -78,8 +78,7 @@ class Dap:
     ) -> None:
         """Shake hands. ``breakpoints``: by file, ``{"line": 3, "condition": "i > 2"}``; ``exceptions``: filters."""
         client = {"clientID": "vime", "adapterID": "debugpy", "pathFormat": "path"}
-        number = self.send("initialize", **client, linesStartAt1=True, columnsStartAt1=True)
-        self._wait(lambda: self._answers.pop(number, None), "an answer: it has a client, or lost one unasked", None)
+        self._greet(self.send("initialize", **client, linesStartAt1=True, columnsStartAt1=True))
         mine = {"justMyCode": just_my_code, "subProcess": False, "pathMappings": list(path_mappings)}
         attached = self.send("attach", name="vime", type="python", request="attach", **mine)
         self.event("initialized")
@@ -88,6 +87,18 @@ class Dap:
         self.ask("setExceptionBreakpoints", filters=list(exceptions))
         self.ask("configurationDone")
         self.answer(attached)
+
+    def _greet(self, number: int) -> None:
+        try:
+            self.answer(number)
+        except DapError as error:
+            if self.is_closed:
+                raise
+            raise DapError(
+                f"the debug adapter does not answer ({self.seconds:g} s): it has another client, or lost a connection "
+                "before it had greeted it, as after a port scan; then it takes no other one any more (debugpy 1.8)",
+                "vime debug-attach resume lets the process go on",
+            ) from error
 
     def stopped(self, seconds: float | None = None) -> tuple[int, str]:
         """(thread id, reason) of the next stop."""

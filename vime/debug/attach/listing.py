@@ -33,6 +33,20 @@ def rows(seen: Seen, now: float | None = None) -> list[tuple[str, ...]]:
     return found
 
 
+def num_columns(found: Sequence[Sequence[str]]) -> int:
+    """How wide a terminal must be for a table of these rows."""
+    return sum(max(map(len, column)) + 3 for column in zip(COLUMNS, *found, strict=True))
+
+
+def blocks(found: Sequence[Sequence[str]]) -> list[str]:
+    """The rows for a terminal that is narrower."""
+    written = []
+    for key, where, why, who, node, pid, since, state, line in found:
+        written += [f"{key}  {who}  pid {pid}  {node}  since {since}  {state}", f"    {where}: {why}"]
+        written += [f"        {line}"] if line else []
+    return written
+
+
 def lines(seen: Seen) -> list[str]:
     """What is said beside the table: who waits behind a stop, what could not be seen; or which runs are alive."""
     found = [line for session in seen.sessions if session.stops for line in behind_lines(session)]

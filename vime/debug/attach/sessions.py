@@ -59,12 +59,15 @@ class Seen:
         return next(one for one in self.sessions if one.name == stop.session and stop in one.stops)
 
 
-def look(address: str | None = None) -> Seen:
+def look(address: str | None = None, key: str | None = None) -> Seen:
     """All debug runs of this user on this machine, and those of the cluster that is meant, see ``clusters.chosen``.
 
+    ``key``: all that is wanted; where it is one of this machine's, no cluster is asked unless one was named.
     VimeError where a cluster was named and does not answer; one that was only found is noted.
     """
     here = look_here()
+    if not address and any(stop.key == key for one in here for stop in one.stops):
+        return Seen(here)
     target = clusters.chosen(address)
     if target is None:
         return Seen(here)
