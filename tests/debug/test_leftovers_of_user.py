@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from vime.config.load import read
+from vime.debug.stop.spec import Spec
 from vime.debug.user_modules import user_leftovers
+from vime.reward.breakpoints import DEBUG_SPEC
 
 RUN = """
 [model]
@@ -103,3 +105,12 @@ def test_in_a_debug_run_only_what_is_never_ignored_is_warned_about(leftovers, mo
     monkeypatch.setenv("PYTHONBREAKPOINT", "my.hook")
     found = leftovers({"mine.py": "import ray\nbreakpoint()\nray.init()\n"}, *USER)
     assert [line.partition(" in ")[0] for line in found.warnings()] == ["ray.init()"]
+
+
+def test_a_run_of_debug_attach_says_what_stops_it_and_what_is_ignored_all_the_same(leftovers, monkeypatch):
+    monkeypatch.setenv(DEBUG_SPEC, Spec("d-1").dumps())
+    found = leftovers({"mine.py": "import pdb, ray\nbreakpoint()\npdb.set_trace()\nray.init()\n"}, *USER)
+    assert sorted(found.warnings())[:2] == [
+        "breakpoint() in mine.py:2 stops this debug run",
+        "pdb.set_trace() in mine.py:3 is ignored in a debug run, where breakpoint() stops",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from commands import Command, vime
 
+from vime.debug.attach.environment import of_a_process
+from vime.debug.stop.spec import Spec
 from vime.metrics import read_jsonl
 
 RAY = [str(Path(sys.executable).with_name("ray"))]
@@ -53,6 +56,51 @@ def wait_for_port(port, head):
         except OSError:
             time.sleep(0.2)
     raise AssertionError(f"no dashboard within {START_SECONDS} s")
+
+
+ASK = """
+import json, os, subprocess, sys
+from vime.cluster.session import RaySession
+from vime.cluster.waiting import gather
+from vime.config.schema import Config
+
+CHILD = "import sys; print(sys.breakpointhook.__module__)"
+
+class Worker:
+    def ask(self):
+        from vime.debug.stop.identity import introduce, whoami
+        said = [whoami().role]
+        introduce("trainer", 1)
+        child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60, check=True)
+        hooks = [sys.breakpointhook.__module__, child.stdout.strip()]
+        return [*said, whoami().name, *hooks, os.environ["VIME_DEBUG_SPEC"]]
+
+address = sys.argv[1] if len(sys.argv) > 1 else None
+session = RaySession.start(Config(model={"path": "m"}, data={"prompts": ["p"]}, cluster={"ray_address": address}))
+import ray
+ray.cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+try:
+    actor = session.start_actor(Worker, "worker", {"num_cpus": 0})
+    print(json.dumps(gather({"worker": actor.ask.remote()}, 120, "the question")["worker"]))
+finally:
+    session.close()
+"""
+HOOK = "vime.debug.stop.boot"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_joined", [False, True], ids=["private", "joined"])
+def test_a_debug_run_reaches_the_workers_of_a_cluster_and_what_these_start(cluster, tmp_path, is_joined):
+    """Case D14: nothing else is between a point and rank 1 of a trainer."""
+    spec = Spec("d-ask", folder=str(tmp_path / "registry"))
+    plain = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = of_a_process(plain, spec, has_rays_post_mortem=False).value
+    command = [sys.executable, "-c", ASK, *([cluster[0]] if is_joined else [])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    *found, text = json.loads(done.stdout.splitlines()[-1])
+    assert found == ["worker", "trainer 1", HOOK, HOOK]
+    assert Spec.loads(text) == spec
 
 
 @pytest.mark.slow

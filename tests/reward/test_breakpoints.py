@@ -117,3 +117,13 @@ def test_a_reward_with_breakpoints_scores(tmp_path, monkeypatch, capfd, hook):
         f"warning: {name} in {tmp_path}/forgetful_reward.py:{line} is ignored outside debug runs"
         for name, line in (("breakpoint()", 6), ("pdb.set_trace()", 7))
     ]
+
+
+def test_in_a_run_of_debug_attach_other_debuggers_are_ignored_and_breakpoint_is_not():
+    code = "sys.breakpointhook = lambda: print('stopped', file=sys.stderr)\nignore(Ignored(('pdb.set_trace',)))\n"
+    code += "breakpoint()\nimport pdb; pdb.set_trace()"
+    spec = {"VIME_DEBUG_SPEC": '{"hold_seconds": 60.0}'}
+    line = "warning: pdb.set_trace() in <string>:5 is ignored in a debug run; breakpoint() stops\n"
+    assert python(code, **spec) == (0, "stopped\n" + line)
+    assert python("print(held(5.0), held(500.0), file=sys.stderr)", **spec) == (0, "60.0 500.0\n")
+    assert python("print(held(5.0), file=sys.stderr)") == (0, "5.0\n")

@@ -20,10 +20,12 @@ from typing import Any
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
 from vime.cluster.signals import handler_kept
 from vime.config.schema import Config
+from vime.debug.attach.environment import of_a_job
 from vime.debug.everywhere import this_node
 from vime.debug.processes import Member, Roster
+from vime.debug.stop.spec import current
 from vime.errors import UsageError, VimeError
-from vime.reward.breakpoints import hook_kept, ignore
+from vime.reward.breakpoints import RAY_POST_MORTEM, hook_kept, ignore
 
 logger = logging.getLogger(__name__)
 END_SECONDS = 10.0
@@ -106,7 +108,7 @@ class RaySession:
         import ray
 
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=_runtime_env())
         except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
             raise UsageError(
                 f"cluster.ray_address = {address!r}: cannot connect: {str(error).splitlines()[0]}",
@@ -255,6 +257,16 @@ def end_processes(processes: Iterable[Process], timeout_seconds: float) -> None:
 
 def _inside_ray_job() -> bool:
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def _runtime_env() -> dict[str, Any] | None:
+    """What the workers of a cluster that is joined need in a debug run, and do not inherit; a job has it already."""
+    spec = current()
+    if spec is None or _inside_ray_job():
+        return None
+    if spec.folder:
+        logger.warning("stops on other machines are not seen: the debug run keeps its list in a folder of this one")
+    return of_a_job({}, spec, os.environ.get(RAY_POST_MORTEM) == "1").value
 
 
 def num_processes(config: Config) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from vime.config.schema import Config
 from vime.debug.leftovers import CALLS, CannotParse, Leftover, find
 from vime.debug.sources import SKIPPED, Source, Unreadable
-from vime.reward.breakpoints import Ignored, is_debug_run
+from vime.reward.breakpoints import DEBUG_SPEC, Ignored, is_debug_run
 from vime.reward.function import add_import_paths
 
 _LIBRARIES = frozenset({"site-packages", "dist-packages"})
@@ -46,6 +46,10 @@ class UserLeftovers:
             place = f"{_short(one.file)}:{one.line}"
             if not _can_be_ignored(one):
                 yield f"{one.text} in {place} is not ignored: it {one.why}"
+            elif os.environ.get(DEBUG_SPEC):
+                stops = one.name.rpartition(".")[2] == "breakpoint"
+                does = "stops this debug run" if stops else "is ignored in a debug run, where breakpoint() stops"
+                yield f"{one.text} in {place} {does}"
             elif not is_debug_run():
                 out = f"vime debug-attach check --fix {_short(one.file)} takes it out"
                 yield f"{one.text} in {place} is ignored outside debug runs; {out}"

@@ -60,17 +60,18 @@ def is_ray_debug_run() -> bool:
 def ignore(what: Ignored = Ignored()) -> None:
     """From now on ``breakpoint()`` and ``what.calls`` do nothing in this process, but for one line per place.
 
-    In a debug run they stay what they are.
+    In a debug run they stay what they are; in one of ``vime debug-attach run`` only ``breakpoint()``, which stops there
+    for a limited time: other debuggers would wait for ever, or for a terminal.
     """
     if is_debug_run():
+        if os.environ.get(DEBUG_SPEC):
+            _ignore_calls(what)
         return
     if os.environ.get(HOOK) != "0":
         os.environ[HOOK] = IGNORED_HOOK
     if not is_ray_debug_run():
         os.environ[RAY_DEBUG] = "0"  # what ray.util.rpdb looks at
-    _said.update(what.places)
-    for call in what.calls:
-        _replace(call)
+    _ignore_calls(what)
 
 
 def ignore_in_worker() -> None:
@@ -101,11 +102,18 @@ def _ignored_call(name: str, result: object, *_args: Any, **_options: Any) -> ob
     return result
 
 
+def _ignore_calls(what: Ignored) -> None:
+    _said.update(what.places)
+    for call in what.calls:
+        _replace(call)
+
+
 def _say(name: str, frame: Any) -> None:
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if place not in _said:
         _said.add(place)
-        print(f"warning: {name}() in {place} is ignored outside debug runs", file=sys.stderr, flush=True)
+        when = "in a debug run; breakpoint() stops" if os.environ.get(DEBUG_SPEC) else "outside debug runs"
+        print(f"warning: {name}() in {place} is ignored {when}", file=sys.stderr, flush=True)
 
 
 def _replace(call: str) -> None:

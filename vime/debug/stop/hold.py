@@ -85,19 +85,6 @@ def limits(config: Config) -> dict[str, float]:
     return found
 
 
-def variables(hold_seconds: float) -> dict[str, str]:
-    """Limits of libraries, as they read them from the environment: vLLM's engine, and NCCL's watchdog. Sources:
-    vllm/envs.py, torch's ProcessGroupNCCL.hpp.
-    """
-    seconds = str(int(hold_seconds))
-    return {
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": seconds,
-        "VLLM_ENGINE_READY_TIMEOUT_S": seconds,
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": seconds,
-        "TORCH_NCCL_ENABLE_MONITORING": "0",
-    }
-
-
 def note_run(config: Config, run_dir: Path) -> None:
     """The driver of a run of vime says what waits for what, and where the run writes."""
     spec = current()
