@@ -101,6 +101,7 @@ class Options:
 def bisect(call: Call, options: Options, planted: Sequence[str], others: Mapping[str, Any]) -> None:
     """Search, print, judge. UsageError if ``others``, options of a rollout, were given too."""
     from vime.debug.crash.planted import parse
+    from vime.debug.crash.toggles import check_axes
 
     if stray := [name for name, value in others.items() if value is not None]:
         raise UsageError(f"--bisect-crash searches: it does not go with {', '.join(stray)}")
@@ -108,6 +109,8 @@ def bisect(call: Call, options: Options, planted: Sequence[str], others: Mapping
         raise UsageError(f"--ids {options.ids}: belongs to --from-record", "name the records with --from-record")
     if options.html is not None:
         check_target(options.html, "--html")
+    check_axes(options.only or (), "--only")
+    check_axes(options.skip or (), "--skip")
     faults = tuple(parse(text) for text in planted)
     loaded = prepare(call)
     from vime.runs import crash
@@ -124,7 +127,7 @@ def bisect(call: Call, options: Options, planted: Sequence[str], others: Mapping
         faults,
         options.html,
     )
-    crash.check(loaded, asked)
+    crash.check(loaded)
     with output.talk():
         found = crash.bisect_crash(loaded=loaded, console=console(loaded), asked=asked)
     output.crash(found, found.tables(), call.as_json)

@@ -20,7 +20,7 @@ from vime.debug.crash.ledger import Attempt, Ledger
 from vime.debug.crash.planted import PlantedCrash
 from vime.debug.crash.report import Commands, CrashReport, way_out
 from vime.debug.crash.search import Found, Plan, search
-from vime.debug.crash.toggles import Toggle, check_axes, environment_of, overlaid
+from vime.debug.crash.toggles import Toggle, environment_of, overlaid
 from vime.debug.crash.trial import Ending, Outcome, Trial
 from vime.errors import UsageError
 from vime.files import whole_file
@@ -57,10 +57,8 @@ class Asked:
     page: Path | None = None
 
 
-def check(loaded: Loaded, asked: Asked) -> None:
-    """What can be known before anything starts. Raises UsageError."""
-    check_axes(asked.only, "--only")
-    check_axes(asked.skip, "--skip")
+def check(loaded: Loaded) -> None:
+    """UsageError where the engines are not ours to start."""
     if loaded.config.rollout.engines:
         raise UsageError(
             "--bisect-crash starts engines of its own again and again; rollout.engines names somebody else's",
