@@ -75,8 +75,11 @@ def code_with_points(name: str, path: str) -> CodeType | None:
         return None
     _busy.add(get_ident())
     try:
+        is_first = "vime.debug.stop.targets" not in sys.modules
         from vime.debug.stop.targets import code_of
 
+        if is_first:
+            _report_imported()  # what points need themselves has none
         return code_of(name, path)
     finally:
         _busy.discard(get_ident())

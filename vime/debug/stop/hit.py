@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from vime.debug.stop.identity import Identity, whoami
 from vime.debug.stop.say import say, say_once
 from vime.debug.stop.spec import Point, Who
 from vime.debug.stop.targets import spec_here
-from vime.reward.role import when_introduced
+from vime.reward.role import PID, when_introduced
 
 _off: set[str] = set()
 """Points that do not stop here, or not any more."""
 _not_mine: set[str] = set()
 """Those of ``_off`` that are for others: until this process says that it is somebody else."""
+_inside: set[int] = set()
+"""Threads that are at a point now."""
 _lock = threading.Lock()
 _num_introductions = 0
 
@@ -45,7 +48,16 @@ def hit(point_id: str) -> None:
     if watch is None:
         _off.add(point_id)
         return
-    _consider(watch, sys._getframe(1))
+    if (thread := threading.get_ident()) in _inside:
+        return  # a point in what a stop itself needs
+    _inside.add(thread)
+    try:
+        _consider(watch, sys._getframe(1))
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
+        _off.add(point_id)
+        say(f"{watch.point.text} does not stop in process {os.getpid()}: {type(error).__name__}: {error}")
+    finally:
+        _inside.discard(thread)
 
 
 def _consider(watch: _Watch, frame: FrameType) -> None:
@@ -102,7 +114,7 @@ def _is_selected(point: Point) -> bool:
     if me.rank is None and point.who.ranks is not None and is_one_of(me, Who(point.who.roles)):
         ranks = ",".join(map(str, point.who.ranks))
         say_once(f"{point.text} was reached by {me.name} (pid {me.pid}), which has no rank: it is for rank {ranks}")
-    elif me.rank is not None:
+    elif me.rank is not None or os.environ.get(PID) == str(me.pid):  # it has said who it is
         _off.add(point.id)
         _not_mine.add(point.id)
     return False
@@ -148,6 +160,7 @@ def in_forked_child() -> None:
     global _lock, _watches
     _lock = threading.Lock()
     _off.clear()
+    _inside.clear()
     _not_mine.clear()
     _watches = _all_watches()
 

@@ -25,12 +25,10 @@ def stop_at(error: BaseException, *, is_printed: bool = True) -> bool:
     seen it; if not it is printed here, before anything stops.
     """
     spec = spec_here()
-    if spec is None or not _is_due(spec, error):
+    place = None if spec is None else _users(error.__traceback__)
+    if spec is None or place is None or not _is_due(spec, error):
         return False
     setattr(error, _MARK, True)
-    place = _users(error.__traceback__)
-    if place is None:
-        return False
     _num_stops[0] += 1
     if not is_printed:
         traceback.print_exception(error, file=sys.stderr)
@@ -69,20 +67,23 @@ def _at_ray_error() -> None:
 
 def _is_due(spec: Spec, error: BaseException) -> bool:
     who = spec.post_mortem
-    if who is None or not isinstance(error, Exception) or hasattr(error, _MARK) or _num_stops[0] >= spec.max_stops:
+    if who is None or not isinstance(error, Exception) or _MARK in vars(error) or _num_stops[0] >= spec.max_stops:
         return False
     return is_one_of(whoami(), who) and (not who.is_first or pause.claim(pause.POST_MORTEM))
 
 
 def _users(top: TracebackType | None) -> TracebackType | None:
-    """The innermost frame of the user's, else of vime's, else any."""
+    """The innermost frame of the user's, else of vime's; of a process with a part in the run, such as vLLM's engine
+    core, else any. None in what libraries start for themselves.
+    """
     entries = []
     while top is not None:
         entries.append(top)
         top = top.tb_next
     users = [e for e in entries if not is_library(e.tb_frame.f_code.co_filename)]
     others = [e for e in users if not is_vimes(e.tb_frame.f_code.co_filename)]
-    return next(reversed(others or users or entries), None)
+    has_part = whoami().role not in ("driver", "worker", "child")
+    return next(reversed(others or users or (entries if has_part else [])), None)
 
 
 def _up_to(top: TracebackType | None, last: TracebackType) -> TracebackType:
