@@ -46,7 +46,8 @@ Timeout = Annotated[
         "--attempt-timeout",
         metavar="SECONDS",
         min=1.0,
-        help="With --bisect-crash: an attempt that takes longer hangs. [default: 120]",
+        help="With --bisect-crash: answers that take longer hang; the start has cluster.start_timeout_seconds. "
+        "[default: 120]",
     ),
 ]
 Only = Annotated[

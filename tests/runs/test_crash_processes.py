@@ -10,7 +10,7 @@ import pytest
 
 from vime.debug.crash.trial import Ending, Outcome, Phase
 from vime.runs import crash_processes
-from vime.runs.crash_processes import Processes, ending, session_members
+from vime.runs.crash_processes import Limits, Processes, ending, session_members
 
 
 @pytest.fixture
@@ -22,8 +22,9 @@ def attempt(tmp_path, monkeypatch):
     def run(kind: str, limit_seconds: float = 60, **environment: str) -> Ending:
         order = tmp_path / "order.json"
         order.write_text(json.dumps({"kind": kind, "folder": str(tmp_path)}))
-        ended = Processes(limit_seconds, str(tmp_path)).run(order, {"MARK": "seen", **environment})
-        return ending(tmp_path, ended, limit_seconds)
+        limits = Limits(60.0, limit_seconds)
+        ended = Processes(limits, str(tmp_path)).run(order, {"MARK": "seen", **environment})
+        return ending(tmp_path, ended, limits)
 
     return run
 

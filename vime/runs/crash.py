@@ -28,7 +28,7 @@ from vime.log import Progress
 from vime.report.crash import crash_page
 from vime.run_folder import RunFolder
 from vime.runs.crash_attempt import Order, write_json
-from vime.runs.crash_processes import Processes, ending
+from vime.runs.crash_processes import Limits, Processes, ending
 from vime.runs.crash_requests import Requests, requests_of
 from vime.runs.ending import ends_in_order
 
@@ -79,7 +79,8 @@ def bisect_crash(*, loaded: Loaded, console: Progress, asked: Asked) -> CrashRep
         folder.begin(loaded, resume=False)
         shutil.rmtree(folder.path / ATTEMPTS, ignore_errors=True)
         temp_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="vime-crash-", ignore_cleanup_errors=True))
-        processes = stack.enter_context(closing(Processes(asked.timeout_seconds, temp_dir)))
+        limits = Limits(loaded.config.cluster.start_timeout_seconds, asked.timeout_seconds)
+        processes = stack.enter_context(closing(Processes(limits, temp_dir)))
         runner = Runner(loaded, requests, planted, processes, folder.path)
         for fault in planted:
             console.warn(f"PLANTED CRASH {fault} (--inject)")
@@ -121,7 +122,7 @@ class Runner:
         )
         order.write(folder / ORDER)
         ended = self.processes.run(folder / ORDER, environment)
-        return ending(folder, ended, self.processes.limit_seconds)
+        return ending(folder, ended, self.processes.limits)
 
     def _config(self, trial: Trial) -> dict:
         config = self.requests.longest(self.loaded.config)

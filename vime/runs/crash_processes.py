@@ -27,6 +27,7 @@ MODULE = "vime.runs.crash_attempt"
 STACKS = "stacks.txt"
 ENDING_SECONDS = 20.0
 STARTING_SECONDS = 300.0
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,42 @@ class Ended:
     dumps: tuple[Dump, ...] = ()
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Longest time until the engine is up, and from then on."""
+
+    start_seconds: float
+    serve_seconds: float
+
+
+class Deadline:
+    """Of one attempt, which writes down in ``folder`` when its engine is up."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.limits = limits
+        self._folder = folder
+        self._began = time.monotonic()
+        self._is_up_since: float | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        if self._is_up_since is None and _phase(_notes(self._folder)) != Phase.STARTING:
+            self._is_up_since = time.monotonic()
+        if self._is_up_since is None:
+            return self._began + self.limits.start_seconds - time.monotonic()
+        return self._is_up_since + self.limits.serve_seconds - time.monotonic()
+
+    @property
+    def next_look(self) -> float:
+        """Seconds until it is asked again; 0 once it is over."""
+        return max(0.0, min(LOOK_SECONDS, self.seconds_left))
+
+
 class Processes:
     """Starts attempts. ``close`` ends what is left."""
 
-    def __init__(self, limit_seconds: float, temp_dir: str) -> None:
-        self.limit_seconds = limit_seconds
+    def __init__(self, limits: Limits, temp_dir: str) -> None:
+        self.limits = limits
         self._environment = {**os.environ, "TMPDIR": temp_dir, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         self._warm: Warm | None = None
         self._is_unfit = False
@@ -54,12 +86,12 @@ class Processes:
                 self._warm = Warm({**self._environment, **ALWAYS, **ON_CPU})  # read when libraries are loaded
                 self._is_unfit = not self._warm.is_fit
             if not self._is_unfit:
-                return self._warm.run(order, self.limit_seconds)
+                return self._warm.run(order, Deadline(order.parent, self.limits))
             self._warm.close()
         return self._fresh(order, environment)
 
     def _fresh(self, order: Path, environment: Mapping[str, str]) -> Ended:
-        began = time.monotonic()
+        began, deadline = time.monotonic(), Deadline(order.parent, self.limits)
         with open(order.with_name(OUTPUT), "ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(os.getpid()), str(order)],
@@ -72,9 +104,10 @@ class Processes:
         dumps: tuple[Dump, ...] = ()
         status: int | None = None
         try:
-            status = process.wait(self.limit_seconds)
-        except subprocess.TimeoutExpired:
-            dumps = _dumps(process.pid)
+            while status is None and (seconds := deadline.next_look):
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(seconds)
+            dumps = _dumps(process.pid) if status is None else ()
         finally:
             end_session(process.pid)
             process.wait(ENDING_SECONDS)
@@ -106,11 +139,13 @@ class Warm:
         self._running: int | None = None
         self.is_fit = self._line(time.monotonic() + STARTING_SECONDS) == "ready"
 
-    def run(self, order: Path, limit_seconds: float) -> Ended:
+    def run(self, order: Path, deadline: Deadline) -> Ended:
         began = time.monotonic()
         os.write(self._orders, f"{order}\n".encode())
         pid = self._running = self._number("pid", began + STARTING_SECONDS)
-        status = self._number("exit", began + limit_seconds)
+        status = None
+        while status is None and (seconds := deadline.next_look):
+            status = self._number("exit", time.monotonic() + seconds)
         dumps = _dumps(pid or 0) if status is None else ()
         end_session(pid or 0)
         if status is None:
@@ -157,20 +192,23 @@ class Warm:
 # ---- how it ended ----------------------------------------------------------------------------------------------------
 
 
-def ending(folder: Path, ended: Ended, limit_seconds: float) -> Ending:
+def ending(folder: Path, ended: Ended, limits: Limits) -> Ending:
     """What the attempt wrote, how its processes ended, and what they wrote on stderr, put together."""
     notes = _notes(folder)
     text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace") if (folder / OUTPUT).exists() else ""
-    phase = Phase(notes.get("phase", "starting"))
+    phase = _phase(notes)
     rest: dict[str, Any] = {"facts": notes.get("facts", {}), "seconds": ended.seconds, "folder": str(folder)}
     outcome = notes.get("outcome")
-    if outcome is None and ended.status is None:
+    limit = limits.start_seconds if phase == Phase.STARTING else limits.serve_seconds
+    late = f"no end within {limit:g} s" if ended.status is None else ""
+    if outcome is None and late:
         stack = _hung_at(ended.dumps)
         where = f" in {stack[0]}" if stack else ""
         (folder / STACKS).write_text(in_full(ended.dumps), encoding="utf-8")
-        return Ending(Outcome.HUNG, phase, f"no end within {limit_seconds:g} s{where}", stack, **rest)
+        return Ending(Outcome.HUNG, phase, f"{late}{where}", stack, **rest)
     if outcome in ("survived", "refused"):
-        return Ending(Outcome(outcome), phase, notes.get("cause", ""), **rest)
+        cause = notes.get("cause", "") or (f"all answered, but {late}" if late else "")
+        return Ending(Outcome(outcome), phase, cause, **rest)
     trace = traces.find(text)
     return Ending(Outcome.CRASHED, phase, _cause(notes, ended, trace), trace.frames if trace else (), **rest)
 
@@ -184,6 +222,10 @@ def _cause(notes: Mapping[str, Any], ended: Ended, trace: traces.Trace | None) -
     if trace is not None:
         return f"{trace.what} in a worker" if trace.is_signal else trace.what
     return notes.get("cause") or f"exit code {ended.status}, and nothing said why"
+
+
+def _phase(notes: Mapping[str, Any]) -> Phase:
+    return Phase(notes.get("phase", Phase.STARTING))
 
 
 def _notes(folder: Path) -> dict[str, Any]:

@@ -187,10 +187,10 @@ class CrashReport:
     def tables(self) -> list[Table]:
         """Everything but ``rows``, what is empty left out."""
         stack: list[tuple[str, ...]] = [(frame,) for frame in self.stack()]
-        attempts = ("#", "for", "changed", "requests", "outcome", "", "seconds")
+        attempts = ("#", "for", "changed", "requests", "outcome", "what happened", "seconds")
         found: list[Table] = [
             ("attempts", attempts, self.attempt_rows()),
-            ("settings", ("toggle", "verdict", ""), self.toggle_rows()),
+            ("settings", ("toggle", "verdict", "why, or what it takes away"), self.toggle_rows()),
             ("smallest requests", ("sample", "tokens", "seed", "prompt"), self.request_rows()),
             ("Python stack of the crash, the innermost call first", ("call",), stack),
         ]
@@ -217,7 +217,7 @@ class CrashReport:
             "removed_together": [t.name for t in found.removing_set],
             "stays_with_all_changed": found.stays,
             "stays_with_the_others_changed": found.is_enough,
-            "toggles": [{"name": n, "verdict": v, "reason": why} for n, v, why in self.toggle_rows()],
+            "toggles": [self._toggle(t) for t in self.found.toggles if not t.is_narrow or self._tried(t)],
             "requests": [r.name for r in self.smallest] if found.is_reproduced else [],
             "is_minimal": found.is_minimal,
             "num_requests": len(self.requests),
@@ -232,6 +232,11 @@ class CrashReport:
             "folder": self.folder,
             "attempts": [self._attempt(a) for a in self.attempts],
         }
+
+    def _toggle(self, toggle: Toggle) -> dict[str, Any]:
+        verdict, why = self._judged(toggle)
+        what = {name: getattr(toggle, name) for name in ("name", "axis", "about", "arguments", "environment", "drops")}
+        return {**what, "verdict": verdict, "reason": why, "proved_by": dict(toggle.reads)}
 
     def _attempt(self, a: Attempt) -> dict[str, Any]:
         return {

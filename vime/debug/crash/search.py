@@ -127,7 +127,7 @@ def _toggles(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     usable = [t for t in found.toggles if not t.skip and not t.is_narrow]
     pair = leading(usable)
     bound = (len(usable) + 2) * ledger.repeats
-    say(f"{len(usable)} toggles to try: at most {bound} engine starts for single ones, all of them, and the others")
+    say(f"{len(usable)} settings to change, one at a time: at most {bound} engine starts")
     for toggle in [*pair, *(t for t in usable if t not in pair)]:
         if pair and toggle == pair[-1]:
             _single(ledger, plan, found, toggle)
@@ -222,7 +222,7 @@ def _requests(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
         say("it crashes before any request is sent")
         return
     bound = min(worst_case(plan.num_requests) * ledger.repeats, ledger.num_left)
-    say(f"{plan.num_requests} requests to make fewer: at most {bound} engine starts")
+    say(f"{plan.num_requests} requests, how few are enough? At most {bound} engine starts")
     question = Question(plan.all_requests, lambda part: ledger.crashes(Trial((), part), REQUESTS) is True)
     try:
         found.requests = minimal(question)
