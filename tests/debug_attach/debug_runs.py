@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,3 +110,43 @@ def values(client, thread):
 
 def live_runs(registry):
     return [run.session for run in runs(registry)]
+
+
+def free_ports(count):
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@contextmanager
+def ray_cluster(temp_dir):
+    """(GCS address, dashboard URL) of a cluster of our own on loopback, without authentication."""
+    gcs, dashboard, agent, client = free_ports(4)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", "PATH": path}
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=4"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={gcs}", f"--temp-dir={temp_dir}", "--disable-usage-stats"]
+    command += [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
+    command += [f"--ray-client-server-port={client}"]
+    with open(temp_dir / "start.txt", "wb") as log:
+        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not _answers(dashboard):
+            assert head.poll() is None, (temp_dir / "start.txt").read_text()
+            assert time.monotonic() < deadline, "no dashboard"
+            time.sleep(0.2)
+        yield f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
+    finally:
+        head.terminate()
+        head.wait(SECONDS)
+
+
+def _answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

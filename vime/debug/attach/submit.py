@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vime.debug.attach import clusters
+from vime.debug.attach import gcs
 from vime.debug.attach.plan import Plan
 from vime.debug.stop.registry import GcsRegistry, Registry
 from vime.errors import EXIT_CHECK_FAILED, UsageError, VimeError
@@ -24,6 +24,8 @@ STATUS_SECONDS = 1.0
 LOG_SECONDS = 5.0
 """How long the last lines of the log may take once the job has ended."""
 MARK = "vime-debug-run"
+_CHATTY = ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging")
+"""Ray's modules that report on uploads and connections."""
 
 
 @dataclass
@@ -64,10 +66,7 @@ class SubmittedJob:
             self._look()
         if self._details is None:
             return None
-        if self._tail is not None:
-            self._tail.join(LOG_SECONDS)
-            self._tail = None
-            self._pass_on(is_last=True)
+        self._end_log()
         code = self._details.driver_exit_code
         if self._details.status == "SUCCEEDED":
             return 0
@@ -90,6 +89,14 @@ class SubmittedJob:
     def close(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
         if self._details is None:
             self.stop(is_urgent)
+        self._end_log()
+
+    def _end_log(self) -> None:
+        """The last lines; the first one may be among them, which says where the registry is."""
+        if self._tail is not None:
+            self._tail.join(LOG_SECONDS)
+            self._tail = None
+            self._pass_on(is_last=True)
 
     def _look(self) -> None:
         try:
@@ -125,7 +132,7 @@ class SubmittedJob:
 
     def _connect(self, address: str) -> None:
         try:
-            clusters.client(address)
+            gcs.client(address)
             self.registry = GcsRegistry(address)
         except VimeError as error:
             self.say(
@@ -149,12 +156,12 @@ def client_of(address: str) -> Any:
     """Ray's client of the jobs at a dashboard. VimeError where there is none."""
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)  # of the connection and the upload
-    logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
+    for name in _CHATTY:
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(address)
     except (RuntimeError, OSError, ValueError) as error:
-        hint = f"is a dashboard there? It needs ray[default]; with token authentication: {clusters.TOKEN_HINT}"
+        hint = f"is a dashboard there? It needs ray[default]; with token authentication: {gcs.TOKEN_HINT}"
         raise UsageError(f"{address}: no jobs can be submitted: {_first_line(error)}", hint) from error
 
 
