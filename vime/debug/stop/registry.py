@@ -27,7 +27,7 @@ NAMESPACE = b"vime_debug"
 SECONDS = 10.0
 """Longest wait for one answer of the key-value store."""
 _SUFFIX = ".json"
-_NUM_TRIES = 10
+_NUM_TRIES = 50
 
 
 class Registry(Protocol):
@@ -83,8 +83,7 @@ class FolderRegistry:
         aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
         for is_last in (False,) * _NUM_TRIES + (True,):
             try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                aside.write_text(json.dumps(value), encoding="utf-8")
+                _write(aside, value)
                 move(aside, path)
                 return
             except FileNotFoundError as error:
@@ -95,7 +94,8 @@ class FolderRegistry:
             except OSError as error:
                 raise VimeError(f"{path} cannot be written: {error}", "is the disk full?") from error
             finally:
-                aside.unlink(missing_ok=True)
+                with suppress(OSError):  # its folder has gone, with it
+                    aside.unlink(missing_ok=True)
 
     def get(self, name: str) -> dict[str, Any] | None:
         try:
@@ -115,13 +115,25 @@ class FolderRegistry:
                 path.rmdir()
 
     def names(self, prefix: str = "") -> list[str]:
-        found = (p.relative_to(self.folder).as_posix() for p in self.folder.rglob(f"*{_SUFFIX}"))
-        return sorted(n.removesuffix(_SUFFIX) for n in found if n.startswith(prefix) and "/." not in f"/{n}")
+        found = []
+        for folder, _, files in os.walk(self.folder):  # which passes over what goes away meanwhile
+            paths = (Path(folder, file) for file in files if file.endswith(_SUFFIX) and not file.startswith("."))
+            found += [path.relative_to(self.folder).as_posix().removesuffix(_SUFFIX) for path in paths]
+        return sorted(name for name in found if name.startswith(prefix))
 
     def _path(self, name: str) -> Path:
         if not name or any(part in ("", ".", "..") for part in name.split("/")):
             raise ValueError(f"no name for an entry: {name!r}")
         return self.folder / f"{name}{_SUFFIX}"
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:  # not the one that says that a name is taken
+        kind = NotADirectoryError if path.parent.exists() else FileNotFoundError  # gone again meanwhile
+        raise kind(f"{path.parent} is no folder") from error
+    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 class GcsRegistry:
