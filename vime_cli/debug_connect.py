@@ -76,12 +76,14 @@ def connect(
     if sum((terminal, forward is not None, launch_json is not None)) > 1:
         raise UsageError("--terminal, --forward and --launch-json do not go together", "choose one")
     seen = sessions.look(address, which)
-    for note in seen.notes:
-        output.say(f"note: {note}")
     if launch_json is not None and which is None:
         _write_entries(seen.stops, launch_json)
         return
-    stop = _the_stop(seen, which)
+    try:
+        stop = _the_stop(seen, which)
+    except UsageError:
+        output.warn(seen.notes)  # it may be where nobody could look
+        raise
     if launch_json is not None:
         _write_entries([stop], launch_json)
     elif forward is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stops import SECONDS, a_run, a_stop, program, stop_of, stopped, vime, wait_for
 
-from vime.debug.attach import clusters, pausing
+from vime.debug.attach import clusters, gcs, pausing
 from vime.debug.attach.dap import Dap
 from vime.debug.attach.sessions import look
 from vime.debug.processes import command_line, pids
@@ -179,7 +179,7 @@ def test_a_stop_in_a_cluster_is_listed_attached_to_and_pruned(two, registry, tmp
 
 
 def test_a_stop_on_a_living_node_is_kept_until_it_is_late(two, registry):
-    node = next(iter(clusters.nodes(two[0])))
+    node = next(iter(gcs.nodes(two[0])))
     there = GcsRegistry(two[0])
     put_stop(there, a_stop("child-1", session="d-far", hostname="other", node=node))
     put_stop(there, a_stop("child-2", session="d-far", hostname="other", node=node, until=time.time() - 3600))
@@ -213,11 +213,11 @@ def test_a_worker_in_rays_own_debugger_is_listed(two, registry, tmp_path):
 
 
 def test_a_child_of_a_worker_is_on_the_node_of_its_host(two, registry):
-    known = clusters.nodes(two[0])
+    known = gcs.nodes(two[0])
     (node,) = known
-    assert clusters.node_of(a_stop(node="n"), known) == "n"
-    assert clusters.node_of(a_stop(), known) == node
-    assert clusters.node_of(a_stop(hostname="other"), known) == ""
+    assert gcs.node_of(a_stop(node="n"), known) == "n"
+    assert gcs.node_of(a_stop(), known) == node
+    assert gcs.node_of(a_stop(hostname="other"), known) == ""
 
 
 def test_a_process_of_another_node_is_paused_through_a_task_there(two, registry, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_a_process_of_another_node_is_paused_through_a_task_there(two, registry,
         monkeypatch.setattr(clusters, "own_nodes", list)
         monkeypatch.setattr(pausing, "targets_here", lambda names: [])
         found = pausing.targets(look(two[0]))
-        assert [(t.pid, t.rank, t.node) for t in found] == [(process.pid, 6, next(iter(clusters.nodes(two[0]))))]
+        assert [(t.pid, t.rank, t.node) for t in found] == [(process.pid, 6, next(iter(gcs.nodes(two[0]))))]
         stop = pausing.pause(look(two[0]), "rank=6")
         assert (stop.pid, stop.session, stop.point) == (process.pid, "d-away", "pause")
     finally:
@@ -249,7 +249,7 @@ def test_a_process_of_another_node_is_paused_through_a_task_there(two, registry,
 
 def test_a_tunnel_leads_to_that_port_and_ends_with_the_command(two, registry, tmp_path):
     """Through an actor on the stop's node; here it is the same machine."""
-    node = next(iter(clusters.nodes(two[0])))
+    node = next(iter(gcs.nodes(two[0])))
     about = {"registry": two[0], "session": "d-far", "key": "trainer1-0002", "rank": 1, "node": node}
     with stopped(program(tmp_path), about, "--stay") as process:
         there = GcsRegistry(two[0])

@@ -120,7 +120,7 @@ def test_the_quick_part_asks_nobody(monkeypatch):
     def asked(*_args):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(doctor.clusters, "state_of", asked)
+    monkeypatch.setattr(doctor.gcs, "state_of", asked)
     monkeypatch.setattr(doctor.clusters, "local_clusters", asked)
     for command in ("run", "list", "connect", "resume", "pause", "stop", "stacks", "doctor"):
         assert quick(command, {}) == []

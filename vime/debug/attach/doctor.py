@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vime.debug.attach import clusters, launch_json
+from vime.debug.attach import clusters, gcs, launch_json
 from vime.debug.stop import registry
 from vime.errors import UsageError, VimeError
 from vime.reward.breakpoints import HOOK, RAY_DEBUG, RAY_POST_MORTEM
@@ -130,11 +130,11 @@ def _clusters(address: str | None, environment: Mapping[str, str]) -> list[Check
         return [*found, Check("cluster", verdict, error.message.splitlines()[0], error.hint or "")]
     if target is None:
         return [*found, Check("cluster", SKIP, "no Ray cluster is named, and none is on this machine")]
-    state = clusters.state_of(target)
-    if state == clusters.TOKEN_NEEDED:
+    state = gcs.state_of(target)
+    if state == gcs.TOKEN_NEEDED:
         text = f"token needed: the cluster at {target} is there and refuses this one, or none"
-        return [*found, Check("cluster", FAIL, text, clusters.TOKEN_HINT)]
-    if state == clusters.NO_CLUSTER:
+        return [*found, Check("cluster", FAIL, text, gcs.TOKEN_HINT)]
+    if state == gcs.NO_CLUSTER:
         text = f"no cluster at {target}: nothing there answers as a GCS"
         return [*found, Check("cluster", FAIL, text, "is the address that of its GCS, and is it up?")]
     return [*found, Check("cluster", PASS, f"{target} answers{_mode(environment)}"), _dashboard(target)]
@@ -152,7 +152,7 @@ def _mode(environment: Mapping[str, str]) -> str:
 
 def _dashboard(target: str) -> Check:
     try:
-        is_there = clusters.has_dashboard(clusters.client(target))
+        is_there = gcs.has_dashboard(gcs.client(target))
     except VimeError as error:
         return Check("dashboard", FAIL, error.message, error.hint or "")
     if is_there:

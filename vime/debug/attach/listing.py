@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.debug.attach.behind import behind
-from vime.debug.attach.clusters import Paused
+from vime.debug.attach.gcs import Paused
 from vime.debug.attach.sessions import Seen, Session, is_here
 from vime.debug.attach.words import clock, short, short_path, span
 from vime.debug.stop.records import WAITING, Stop

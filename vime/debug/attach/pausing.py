@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vime.debug.attach import clusters
+from vime.debug.attach import clusters, gcs
 from vime.debug.attach.sessions import DRIVER, RANK, Seen, Session, members_of, rank_of
 from vime.debug.processes import family, live_runs, read_roster
 from vime.debug.stop.records import Stop, stops
@@ -173,7 +173,7 @@ def rows_here(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 def _targets_away(address: str, names: Sequence[Sequence[str]]) -> list[Target]:
     own = set(clusters.own_nodes())
-    others = [number for number, node in clusters.nodes(address).items() if node.is_alive and number not in own]
+    others = [number for number, node in gcs.nodes(address).items() if node.is_alive and number not in own]
     if not others:
         return []
     answers = _on_nodes(address, {node: (rows_here, (list(names),)) for node in others})

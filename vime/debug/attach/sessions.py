@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vime.debug.attach import clusters
-from vime.debug.attach.clusters import Node, Paused, Worker
+from vime.debug.attach import clusters, gcs
+from vime.debug.attach.gcs import Node, Paused, Worker
 from vime.debug.processes import boot_id, pids, start_ticks
 from vime.debug.stop import registry as registries
 from vime.debug.stop.records import WAITING, Run, Stop, forget_run, forget_stop, runs, stops
@@ -146,21 +146,21 @@ def candidates(found: Sequence[Stop]) -> str:
 
 
 def _look_there(address: str) -> tuple[tuple[Session, ...], list[Paused], list[str]]:
-    asked = clusters.client(address)
-    table, nodes = clusters.workers(address), clusters.nodes(address)
+    asked = gcs.client(address)
+    table, nodes = gcs.workers(address), gcs.nodes(address)
     known = {(worker.node, worker.pid): worker for worker in table}
 
     def is_alive(stop: Stop) -> bool:
         return _is_alive_here(stop) if is_here(stop) else _is_alive_there(stop, known, nodes)
 
     def has_job(run: Run) -> bool:
-        return bool(run.job) and clusters.is_job_alive(asked, run.job)
+        return bool(run.job) and gcs.is_job_alive(asked, run.job)
 
     found = _sessions(GcsRegistry(address), is_alive, has_job)
     ours = {(stop.node, stop.pid) for one in found for stop in one.stops}
-    paused = [p for p in clusters.paused(address, table) if (p.node, p.pid) not in ours]
+    paused = [p for p in gcs.paused(address, table) if (p.node, p.pid) not in ours]
     notes = []
-    if not clusters.has_dashboard(asked):
+    if not gcs.has_dashboard(asked):
         notes.append(
             f"the cluster at {address} has no dashboard: editors list nothing of it, and ray job submit needs one"
         )
@@ -173,7 +173,7 @@ def _is_alive_here(stop: Stop) -> bool:
 
 def _is_alive_there(stop: Stop, known: Mapping[tuple[str, int], Worker], nodes: Mapping[str, Node]) -> bool:
     """By Ray's tables; of a process that is no worker (a child) only its node and its time limit are known."""
-    node = clusters.node_of(stop, nodes)
+    node = gcs.node_of(stop, nodes)
     if node and (node not in nodes or not nodes[node].is_alive):
         return False
     if (worker := known.get((node, stop.pid))) is not None and not worker.is_alive:

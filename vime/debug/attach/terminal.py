@@ -9,53 +9,20 @@ import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from vime.debug.attach.dap import Dap, DapError, StackFrame, Variable
+from vime.debug.attach.screen import HELP, Screen
 from vime.debug.attach.words import short_path
 
 AROUND = 5
 """Lines shown before and after the one where it stands."""
 POLL_SECONDS = 0.2
 SHORT = 200
-HELP = """\
-w, where             the stack, the innermost frame first
-l, list [N]          the source around the line where it stands, N lines either way
-u, up / d, down      to the caller's frame / back
-p, print EXPR        the value of an expression
-locals               names and values of this frame
-exec STATEMENT       run a statement in this frame, such as exec x = 3; short: !x = 3
-s, step              to the next line, into calls
-n, next              to the next line of this function
-r, return            to where this function has returned
-c, continue          run on, to the next breakpoint or exception
-b, break [FILE:]LINE [if EXPR]   a breakpoint; without arguments: list them
-clear [FILE:LINE]    remove it; without arguments: all that were set here
-threads              the threads of Python
-detach               leave; the process runs on
-q, quit              the same, after a question
-h, help              this; Ctrl-C pauses a process that runs"""
 _STEPS = {"s": "stepIn", "step": "stepIn", "n": "next", "next": "next", "r": "stepOut", "return": "stepOut"}
 _GOES = _STEPS | {"c": "continue", "cont": "continue", "continue": "continue"}
 _HUNG_UP = "the process has ended: it is not there any more"
 _LEAVES = ("detach", "q", "quit", "exit")
-
-
-class Screen(Protocol):
-    """Where the terminal reads and writes."""
-
-    is_interactive: bool
-
-    def read(self, prompt: str) -> str | None:
-        """The next line; None at the end of the input."""
-
-    def ready(self) -> bool:
-        """Whether a line can be read without waiting; never for a person, who has Ctrl-C."""
-
-    def say(self, text: str) -> None: ...
-
-    def source(self, lines: Mapping[int, str], current: int) -> None:
-        """Lines of a program, one of them where it stands."""
 
 
 @dataclass

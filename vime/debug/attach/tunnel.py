@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vime.debug.attach import clusters
+from vime.debug.attach import gcs
 from vime.debug.attach.reach import listens
 from vime.debug.stop.records import Stop
 from vime.errors import VimeError
@@ -44,7 +44,7 @@ class FarEnd:
     def open(self) -> None:
         """A new connection; the one before is closed."""
         self.close()
-        self._socket = socket.create_connection(self._target, clusters.CONNECT_SECONDS)
+        self._socket = socket.create_connection(self._target, gcs.CONNECT_SECONDS)
 
     def send(self, data: bytes) -> None:
         assert self._socket is not None
@@ -153,7 +153,7 @@ def tunnel(stop: Stop, address: str, port: int = 0) -> Iterator[Tunnel]:
     with listener, connected(address):
         import ray
 
-        actor = _far_end(stop, clusters.node_of(stop, clusters.nodes(address)))
+        actor = _far_end(stop, gcs.node_of(stop, gcs.nodes(address)))
         found = Tunnel(listener.getsockname()[1], listener, actor)
         thread = threading.Thread(target=found.serve, name="tunnel-accept", daemon=True)
         try:
@@ -180,12 +180,12 @@ def connected(address: str) -> Iterator[None]:
     """A part in the named cluster, and in no other; with the token that the environment names, if any."""
     import ray
 
-    clusters.client(address)
+    gcs.client(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", namespace="vime_debug")
     except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise VimeError(f"no connection to the cluster at {address}: {why}", clusters.TOKEN_HINT) from error
+        raise VimeError(f"no connection to the cluster at {address}: {why}", gcs.TOKEN_HINT) from error
     try:
         yield
     finally:
