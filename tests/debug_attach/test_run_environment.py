@@ -10,6 +10,7 @@ import pytest
 from vime.debug.attach import environment
 from vime.debug.attach.environment import SETUP_HOOK, SITE, job_config, of_a_job, of_a_process, post_mortem_name
 from vime.debug.stop.spec import Point, Spec
+from vime.debug.stop.worker import without_collisions
 
 SPEC = Spec(
     "d-1", (Point("p0", "a.py:1", "/w/a.py", 1, condition="'$HOME' in {x: '}'}[y]"),), folder="/r", wait_seconds=900.0
@@ -49,7 +50,7 @@ def test_a_job_gets_the_named_variables_alone_and_keeps_its_own(monkeypatch):
         "working_dir": "/w", "pip": ["x"], "worker_process_setup_hook": SETUP_HOOK
     }  # fmt: skip
     env = merged.value["env_vars"]
-    assert set(env) == OURS | {"NCCL_DEBUG"}
+    assert set(env) == OURS | {"NCCL_DEBUG", "VIME_DEBUG_RAISED"}
     assert (env["NCCL_DEBUG"], env["PYTHONPATH"]) == ("INFO", f"{SITE}:/mine")
     assert "$" not in env["VIME_DEBUG_SPEC"]  # Ray would expand it
     assert Spec.loads(env["VIME_DEBUG_SPEC"]) == SPEC
@@ -74,6 +75,26 @@ def test_the_jobs_own_setup_hook_is_called_as_well():
     assert merged.value["worker_process_setup_hook"] == SETUP_HOOK
     assert merged.value["env_vars"]["VIME_DEBUG_SETUP_HOOK"] == "mine.prepare"
     assert any("mine.prepare is called as well" in note for note in merged.notes)
+
+
+def test_the_programs_own_ray_init_never_collides_with_the_debug_run():
+    """Case D09: Ray refuses to start where job and program set the same key; of ours none is left in both."""
+    job = of_a_job({"env_vars": {"NCCL_DEBUG": "INFO"}}, SPEC, False).value
+    program = {
+        "env_vars": {"PYTHONPATH": "/mine", "VLLM_ENGINE_READY_TIMEOUT_S": "5", "NCCL_DEBUG": "WARN"},
+        "worker_process_setup_hook": "mine.prepare",
+    }
+    ours, own = without_collisions(job, program)
+    assert set(ours["env_vars"]) & set(own["env_vars"]) == {"NCCL_DEBUG"}  # theirs, with or without a debug run
+    assert own["env_vars"]["PYTHONPATH"] == f"{SITE}:/mine"
+    assert own["env_vars"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "5"
+    assert (ours["worker_process_setup_hook"], own.get("worker_process_setup_hook")) == (SETUP_HOOK, None)
+    assert ours["env_vars"]["VIME_DEBUG_SETUP_HOOK"] == "mine.prepare"
+    assert program["env_vars"]["PYTHONPATH"] == "/mine"
+    ours, own = without_collisions(job, {"worker_process_setup_hook": lambda: None})
+    assert "worker_process_setup_hook" not in ours
+    assert callable(own["worker_process_setup_hook"])
+    assert without_collisions(job, {}) == (job, {})
 
 
 def test_a_job_config_that_is_there_is_merged_key_by_key():

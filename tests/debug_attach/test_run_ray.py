@@ -55,7 +55,7 @@ FAILS = "--fail" in sys.argv
 """
 DRIVER = """
 if __name__ == "__main__":
-    ray.init()
+    ray.init(runtime_env={"env_vars": {"PYTHONPATH": "/programs", "VLLM_ENGINE_READY_TIMEOUT_S": "5"}})
     trainers = [Trainer.remote(rank) for rank in range(2)]
     print("environment", json.dumps(ray.get(trainers[1].environment.remote())))
     print("namespace", ray.get_runtime_context().namespace)
@@ -148,7 +148,7 @@ def test_a_point_in_one_rank_of_a_job_with_an_environment_of_its_own(job, source
     """Cases D09, D13, D14, D18: what the job brings is all there, in each worker; only what is named is added."""
     before = (sources / "workers.py").read_bytes()
     many = {f"MANY_{i}": f"value {i}" for i in range(500)} | {"ODD": '{"a":\n"}"}\n\'"', "NCCL_DEBUG": "INFO"}
-    own = {"env_vars": many | {"PYTHONPATH": "/mine"}, "worker_process_setup_hook": "hooks.prepare"}
+    own = {"env_vars": many, "worker_process_setup_hook": "hooks.prepare"}
     options = ["-b", "src/workers.py:12", "--rank", "1", "--if", "number == 3", "--runtime-env-json", json.dumps(own)]
     with job(*options, "--", "python3", "workers.py", ONLY_HERE="1") as run:
         stop = run.stop()
@@ -165,7 +165,8 @@ def test_a_point_in_one_rank_of_a_job_with_an_environment_of_its_own(job, source
     found = json.loads(lines["environment"])
     assert found.items() >= many.items()
     assert found["HOOKED"] == "yes"
-    assert "/mine" in found["PYTHONPATH"].split(os.pathsep)
+    assert "/programs" in found["PYTHONPATH"].split(os.pathsep)
+    assert (found["VLLM_ENGINE_READY_TIMEOUT_S"], found["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]) == ("5", "14400")
     assert "ONLY_HERE" not in found
     assert "p0 src/workers.py:12: 1 stop" in run.err
     assert "hooks.prepare is called as well" in run.err

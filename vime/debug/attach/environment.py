@@ -10,17 +10,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from vime.debug import stop
 from vime.debug.attach.values import shown
 from vime.debug.stop.spec import Spec
-from vime.debug.stop.worker import USERS_SETUP_HOOK
+from vime.debug.stop.worker import RAISED, SITE, USERS_SETUP_HOOK
 from vime.reward.breakpoints import DEBUG_SPEC, HOOK, RAY_DEBUG, RAY_POST_MORTEM
 
-SITE = Path(stop.__file__).with_name("site")
-"""Folder with the ``sitecustomize`` that prepares every Python process."""
 BREAKPOINT_HOOK = "vime.debug.stop.boot._breakpoint"
 SETUP_HOOK = "vime.debug.stop.worker.set_up"
 GUIDES_POST_MORTEM = "RAY_DEBUG_POSTMORTEM"
@@ -84,6 +80,7 @@ def of_a_job(job: Mapping[str, Any], spec: Spec, has_rays_post_mortem: bool) -> 
     env |= ours
     env["PYTHONPATH"] = _path_with(env.get("PYTHONPATH", "${PYTHONPATH}"))
     kept = _set_missing(env, raised(spec.hold_seconds))
+    env[RAISED] = ",".join(name for name in raised(spec.hold_seconds) if name not in kept)
     hook = job.get("worker_process_setup_hook")
     if hook and hook != SETUP_HOOK:
         env[USERS_SETUP_HOOK] = hook

@@ -62,6 +62,8 @@ def install(is_start: bool = False) -> None:
     for module in ("pydevd", "debugpy._vendored.force_pydevd"):  # the second one has loaded the first
         _when_loaded(module, _take_breakpoint_back)
     os.environ["PYTHONBREAKPOINT"] = "vime.debug.stop.boot._breakpoint"
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        _when_loaded("ray._private.worker", _patch_merge)
     os.register_at_fork(after_in_child=_in_forked_child)
     if is_post_mortem:
         _install_post_mortem()
@@ -187,6 +189,12 @@ def _in_forked_child() -> None:
     for name in ("vime.debug.stop.hit", "vime.debug.stop.pause", "vime.debug.stop.post_mortem"):
         if (module := sys.modules.get(name)) is not None:
             module.in_forked_child()
+
+
+def _patch_merge(module: ModuleType) -> None:
+    from vime.debug.stop.worker import patch_merge
+
+    patch_merge(module)
 
 
 def _install_post_mortem() -> None:
