@@ -181,6 +181,13 @@ def test_an_error_of_the_main_program_stops_in_its_frame(debug_run: Any, attache
     assert "runpy" not in said
 
 
+def test_a_hook_of_the_programs_own_is_kept(debug_run: Any) -> None:
+    debug_run.write("train.py", "import sys\nsys.excepthook = lambda *a: print('MINE', a[1])\nraise ValueError('x')\n")
+    debug_run.set(post_mortem=Who(), wait_seconds=0.3)
+    code, said = debug_run.start("train.py").end()
+    assert (code, said.startswith("MINE x\nvime debug: driver stopped at ")) == (1, True)
+
+
 def test_an_error_of_a_thread_stops(debug_run: Any, attached: Any) -> None:
     debug_run.write(
         "train.py",

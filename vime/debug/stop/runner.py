@@ -101,6 +101,9 @@ def _report(error: BaseException) -> None:
         traceback = traceback.tb_next
     error.__traceback__ = traceback
     sys.excepthook(type(error), error, traceback)
+    from vime.debug.stop.post_mortem import stop_at
+
+    stop_at(error)  # once for each error: here as well, because the program may have a hook of its own
 
 
 def _is_ours(traceback: TracebackType) -> bool:

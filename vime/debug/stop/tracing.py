@@ -30,6 +30,8 @@ _set_trace = sys.settrace
 def listen(host: str, ports: tuple[int, int] = (0, 0)) -> tuple[str, int]:
     """Where a client finds this process; opened at the first call. VimeError where no port of the range is free."""
     with _lock:
+        if not _endpoint and is_client_connected():
+            return host, 0  # a debugger that the user has started the process with: it is shown the stop
         if not _endpoint:
             debugpy = _debugpy()
             # debugpy would make every child of this process wait for its client; its adapter is no process of the run
