@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -55,6 +56,8 @@ def test_of_a_run_of_vime(registry):
     )
     assert "reward worker 2; smallest time-out: rollout.timeout_seconds" in third
     assert fourth == "5 processes of the run wait for driver: without a time-out"
+    late = replace(stop("driver", None), point="post-mortem")
+    assert behind([late], registry) == ["nothing waits for driver: the rest of its run has ended"]
     assert behind([stop("child", None)], registry) == ["who waits for child is not known"]
 
 

@@ -162,3 +162,14 @@ def test_stops_everywhere_a_changed_reward_an_exception_and_kill_9(workspace, tm
     rewards = [sample.reward for sample in read(str(record).format(rollout_id=0)).samples()]
     assert sorted(rewards)[-1] == 100.0
     assert sorted(rewards)[-2] <= 1.0, "one call of the function was changed"
+
+
+def test_an_error_that_ends_a_command_is_stopped_at_and_the_exit_code_is_kept(workspace, tmp_path, scratch):
+    nobody = 'rollout.engines=["http://127.0.0.1:1"]'
+    asked = ["rollout", workspace / "run.toml", f"run.dir={tmp_path / 'run'}", "-n1", nobody]
+    with debug_run(scratch, ["--post-mortem"], asked) as command:
+        with attached(command, "driver") as (client, _, frame):
+            assert (frame.name, frame.file) == ("_request", str(source_of("backends/vllm/server.py")))
+            assert client.evaluate("self.url", frame) == "'http://127.0.0.1:1'"
+        assert command.finish() == 3, command.text
+    assert "error: http://127.0.0.1:1: no server answers there" in command.text

@@ -15,6 +15,7 @@ from vime.debug.stop.hold import GROUP, NOTE
 from vime.debug.stop.records import Stop
 from vime.debug.stop.registry import Registry
 
+POST_MORTEM = "post-mortem"
 OF_ROLE = {
     "trainer": ("train.step_timeout_seconds", "weights.timeout_seconds"),
     "engine": ("rollout.timeout_seconds", "weights.timeout_seconds"),
@@ -45,6 +46,8 @@ def _vime(stops: Sequence[Stop], facts: Mapping[str, Any], now: float) -> str:
     role, names = stops[0].role, _names(stops)
     if role == "driver":
         count = facts["trainers"] + facts["engines"]
+        if count == 0 or all(stop.point == POST_MORTEM for stop in stops):
+            return f"nothing waits for {names}" + ("" if count == 0 else ": the rest of its run has ended")
         return f"{_count(count, 'process', 'processes')} of the run wait for {names}: without a time-out"
     who = "the driver"
     if role == "trainer":
