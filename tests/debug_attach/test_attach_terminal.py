@@ -164,6 +164,9 @@ def test_a_closed_port_is_said_with_ways_around_it(registry):
         port = server.getsockname()[1]
         assert listens("127.0.0.1", port)
         assert not listens("127.0.0.2", port)
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as connection:
+            assert not listens("127.0.0.1", client.getsockname()[1])  # in use, and nobody takes a connection there
+            assert connection.getsockname()[1] == port
     put_stop(registry, a_stop("pod-1", port=port))
     done = vime("connect", "pod")
     assert done.returncode == 2
