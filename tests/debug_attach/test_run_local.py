@@ -112,7 +112,7 @@ def test_a_point_that_never_stopped_says_why(tmp_path, work, options, said):
 
 
 def test_nobody_attaches_and_it_goes_on(tmp_path, work):
-    with debug_run(tmp_path, "-b", "work.py:14", "--every", "--wait", "1s", "--", "work.py", "0") as run:
+    with debug_run(tmp_path, "-b", "work.py:14", "--every", "--wait", "0.2s", "--", "work.py", "0") as run:
         assert run.end() == 0
     assert len(run.out.splitlines()) == 5
     assert "p0 work.py:14: 5 stops" in run.err
@@ -168,6 +168,17 @@ def test_whatever_ends_it_leaves_no_process_and_no_entry(tmp_path, number, code)
     assert run.is_clean()
     assert not os.path.exists(f"/proc/{stop.pid}")
     assert (tmp_path / "tree.py").read_text() == TREE
+
+
+def test_a_command_that_is_deaf_to_ctrl_c_is_ended_by_the_next_signal(tmp_path):
+    """As a shell starts what it puts into the background."""
+    (tmp_path / "deaf.py").write_text(f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{TREE}")
+    with debug_run(tmp_path, "-b", "deaf.py:8", "--", "python3", "deaf.py") as run:
+        run.stop()
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+    assert "ended by SIGTERM" in run.err
+    assert run.is_clean()
 
 
 @pytest.mark.parametrize(("answer", "code", "said"), [("r", 5, "1 resumed"), ("e", 130, "the debug run ends")])

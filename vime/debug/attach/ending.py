@@ -30,6 +30,8 @@ def end_command(root: Member, session: str, is_urgent: Callable[[], bool] = lamb
     for number, seconds in STEPS:
         if not root.is_alive or is_urgent():
             break
+        if _ignores(root.pid, number):
+            continue
         _signal([root], number)
         wait_for_end([root], seconds, is_urgent)
         seen |= family_of(root, session)
@@ -82,6 +84,16 @@ def family_of(root: Member, session: str) -> set[Member]:
     found.discard(os.getpid())
     members = {root if pid == root.pid else Member.here("child", 0, pid) for pid in found}
     return {one for one in members if one.is_alive}
+
+
+def _ignores(pid: int, number: int) -> bool:
+    """Whether a process is deaf to a signal: to SIGINT where a shell has started it in the background."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _parent_and_session(pid: int) -> tuple[int, int]:
