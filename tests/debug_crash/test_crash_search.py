@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -104,7 +105,10 @@ def test_a_crash_that_needs_two_settings_is_removed_by_either():
     assert found.last is not None
     assert found.last.trial.requests == (3, 17)
     assert found.last.trial.with_core_dump
-    assert len(ledger.attempts) <= 3 + 4 + 1 + 19 + 1
+    assert len(ledger.attempts) <= 3 + 4 + 2 * 2 + 1 + 19 + 1
+    removing = [a for a in ledger.attempts if a.trial.names == ("prefix_caching",)]
+    assert len(removing) == 3  # as often as it was confirmed
+    assert report(found, ledger).doubts() == []
 
 
 def test_a_crash_that_either_of_two_settings_makes_is_gone_only_without_both():
@@ -178,8 +182,22 @@ def test_a_flaky_crash_is_repeated_before_it_counts_as_gone():
     found, ledger = find(engine, num=8, num_runs=5, max_attempts=400)
     assert found.is_flaky
     assert names(found.removing) == {"prefix_caching"}
-    survived = [a for a in ledger.attempts if a.trial.names == ("prefix_caching",)]
-    assert len(survived) == ledger.repeats == repeats_for(found.num_crashed, 5) > 1
+    innocent = [a for a in ledger.attempts if a.purpose == "requests" and not {3, 5} <= set(a.trial.requests)]
+    times = Counter(a.trial.requests for a in innocent)
+    assert set(times.values()) == {ledger.repeats} == {repeats_for(found.num_crashed, 5)}
+    assert ledger.repeats > 1
+    assert sum(a.trial.names == ("prefix_caching",) for a in ledger.attempts) == 5
+
+
+def test_a_flaky_crash_that_looked_like_a_sure_one_is_doubted():
+    """It came in each of the confirming runs, and then not every time."""
+    endings = iter([True, True, True, False] + [True] * 90)
+    engine = Engine(lambda on, sent: 1 in sent and next(endings))
+    found, ledger = find(engine, num=4, only=("eager",))
+    assert not found.is_flaky
+    (doubt,) = report(found, ledger, 4).doubts()
+    assert "it is flaky (confirm with more --runs)" in doubt
+    assert ("doubtful", doubt) in report(found, ledger, 4).rows()
 
 
 def test_repeats_overlook_a_crash_in_one_of_twenty():

@@ -65,19 +65,20 @@ class Ledger:
         self._on_attempt(found)
         return found
 
-    def crashes(self, trial: Trial, purpose: str) -> bool | None:
+    def crashes(self, trial: Trial, purpose: str, num_runs: int = 1) -> bool | None:
         """Whether it shows the crash that was confirmed; None where the attempts say neither yes nor no.
 
+        What survives is repeated until it has survived ``num_runs`` times, more where the crash is flaky.
         They do not where the settings were refused, are not in force in the worker, or something else went wrong.
         """
         key = trial.names, trial.requests
         if key not in self._known:
-            self._known[key] = self._decide(trial, purpose)
+            self._known[key] = self._decide(trial, purpose, max(num_runs, self.repeats))
         return self._known[key]
 
-    def _decide(self, trial: Trial, purpose: str) -> bool | None:
+    def _decide(self, trial: Trial, purpose: str, num_runs: int) -> bool | None:
         assert self.first is not None
-        for _ in range(self.repeats):
+        for _ in range(num_runs):
             found = self.attempt(trial, purpose)
             if found.not_applied:
                 return None

@@ -9,9 +9,9 @@ from typing import Any
 
 from vime.debug.crash.core_dump import CoreDump
 from vime.debug.crash.ledger import Attempt
-from vime.debug.crash.search import Found
+from vime.debug.crash.search import LAST, REQUESTS, Found
 from vime.debug.crash.toggles import Toggle
-from vime.debug.crash.trial import Ending
+from vime.debug.crash.trial import Ending, Outcome
 from vime.types import CheckResult, Verdict
 
 CRASH, NOT_REPRODUCED = "CRASH", "NOT REPRODUCED"
@@ -106,6 +106,8 @@ class CrashReport:
             yield from self._requests()
         for name, value in found.unknown.items():
             yield "no evidence", f"{name}: {value}"
+        for text in self.doubts():
+            yield "doubtful", text
         if found.is_flaky:
             yield "flaky", f"what survived was repeated until it had survived {found.num_repeats} times"
         yield "engine starts", f"{len(self.attempts)} of at most {self.max_attempts}, {self.seconds:.0f} s"
@@ -117,6 +119,20 @@ class CrashReport:
         for line in self.commands.without_crash:
             yield "without the crash", line
         yield "folder", self.folder
+
+    def doubts(self) -> list[str]:
+        """What does not fit a crash that comes every time; a flaky one is known to be none."""
+        if self.found.is_flaky or self.first is None:
+            return []
+        own = [a for a in self.attempts if not a.trial.changed and a.purpose in (REQUESTS, LAST)]
+        crashed = [a for a in own if a.ending.is_like(self.first)]
+        found = []
+        for a in (a for a in own if a.ending.outcome == Outcome.SURVIVED):
+            part = next((b for b in crashed if set(b.trial.requests) <= set(a.trial.requests)), None)
+            if part is not None:
+                text = f"attempt {a.number} survived with all requests of attempt {part.number}, which crashed"
+                found.append(f"{text}: it is flaky (confirm with more --runs), or more requests hide it")
+        return found[:1]
 
     def _confirmed(self) -> str:
         found = self.found
@@ -159,7 +175,8 @@ class CrashReport:
         if toggle.name in found.unknown:
             return "NO EVIDENCE", found.unknown[toggle.name]
         if toggle in found.removing:
-            return "REMOVES IT", f"{toggle.about}; read back in the worker"
+            num = sum(attempt.trial.names == (toggle.name,) for attempt in self.attempts)
+            return "REMOVES IT", f"{toggle.about}: crashed in 0 of {num}, read back in the worker"
         if not self._tried(toggle):
             return "NOT TRIED", toggle.about
         return ("TOGETHER", f"{toggle.about}; not alone") if toggle in found.removing_set else ("STAYS", toggle.about)
@@ -223,6 +240,7 @@ class CrashReport:
             "num_requests": len(self.requests),
             "num_engine_starts": len(self.attempts),
             "max_attempts": self.max_attempts,
+            "doubts": self.doubts(),
             "stopped": found.stopped,
             "seconds": self.seconds,
             "core_dump": None if self.core_dump is None else asdict(self.core_dump),

@@ -126,7 +126,7 @@ def _toggles(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     found.toggles = entries.chosen(entries.toggles(facts, plan.num_requests), plan.only, plan.skip)
     usable = [t for t in found.toggles if not t.skip and not t.is_narrow]
     pair = leading(usable)
-    bound = (len(usable) + 2) * ledger.repeats
+    bound = (len(usable) + 2) * max(ledger.repeats, plan.num_runs)
     say(f"{len(usable)} settings to change, one at a time: at most {bound} engine starts")
     for toggle in [*pair, *(t for t in usable if t not in pair)]:
         if pair and toggle == pair[-1]:
@@ -157,9 +157,10 @@ def _single(ledger: Ledger, plan: Plan, found: Found, toggle: Toggle) -> None:
 
 
 def _removes(ledger: Ledger, plan: Plan, found: Found, changed: Sequence[Toggle]) -> bool:
-    """Whether the crash is gone with ``changed``; what an attempt could not say is noted down."""
+    """Whether the crash is gone with ``changed``, in as many runs as confirmed it; what remains open is noted down."""
     trial = Trial(tuple(changed), plan.all_requests)
-    answer = ledger.crashes(trial, TOGGLES)
+    is_narrow = any(toggle.is_narrow for toggle in changed)
+    answer = ledger.crashes(trial, TOGGLES, 1 if is_narrow else plan.num_runs)
     attempt = ledger.attempts[-1]
     if answer is None and attempt.trial == trial:
         found.not_applied |= attempt.not_applied
