@@ -161,6 +161,15 @@ def test_once_is_once_of_all_threads(debug_run: Any, attached: Any) -> None:
     assert started.log.read_text().count(" stopped at ") == 1
 
 
+def test_the_first_of_all_processes_of_the_run(debug_run: Any) -> None:
+    debug_run.write("train.py", "x = 1\ny = 2\n")
+    debug_run.point("train.py:2", who=Who(is_first=True))
+    debug_run.point("train.py:2")
+    debug_run.set(wait_seconds=0.2)
+    said = [debug_run.start("train.py").end()[1] for _ in range(2)]
+    assert [text.count(" stopped at ") for text in said] == [2, 1]
+
+
 def test_an_error_of_the_main_program_stops_in_its_frame(debug_run: Any, attached: Any) -> None:
     debug_run.write("work.py", "import json\ndef load(text):\n    n = len(text)\n    return json.loads(text), n\n")
     debug_run.write("train.py", "from work import load\ndef main():\n    load('{')\nmain()\n")

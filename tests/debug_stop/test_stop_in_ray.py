@@ -324,6 +324,21 @@ def test_rays_own_debugger_lists_the_stop_and_is_on_the_line(ray_run: Any, attac
     assert paused(ray_run.spec.gcs) == []
 
 
+def test_rays_own_debugger_in_actors(ray_run: Any, attached: Any) -> None:
+    ray_run.write("train.py", ACTORS.format(number=2))
+    ray_run.point("train.py", "y = x + self.rank")
+    ray_run.set(is_ray_debugger=True)
+    started = ray_run.start("train.py")
+    found = started.stops(2)
+    assert sorted(paused(ray_run.spec.gcs)) == sorted((1, s.port) for s in found)
+    client = attached(found[0])
+    assert client.at == ("step", "train.py", 12)
+    client.leave()
+    release(ray_run.registry, found[1:])
+    code, said = started.end()
+    assert (code, "RESULT [10, 11]" in said) == (0, True), said
+
+
 def paused(address: str) -> list[tuple[int, int]]:
     """(paused threads, port) of the workers that Ray's table says are paused; asked in a process of its own."""
     script = """

@@ -21,7 +21,7 @@ from vime.debug.stop.hold import note_group
 from vime.debug.stop.identity import whoami
 from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop
 from vime.debug.stop.registry import Registry, registry_of
-from vime.debug.stop.say import say
+from vime.debug.stop.say import duration, say
 from vime.debug.stop.spec import Point, Spec
 from vime.debug.stop.targets import roots_of, spec_here
 from vime.errors import VimeError
@@ -293,11 +293,3 @@ def _renew(registry: Registry) -> None:
         if state != entry.stop.state and _state.open.get(key) is entry:
             entry.stop = replace(entry.stop, state=state)
             put_stop(registry, entry.stop)
-
-
-def duration(seconds: float) -> str:
-    """ "30 min", "45 s"."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= unit - 0.5 and round(seconds) % unit == 0:
-            return f"{round(seconds) // unit} {name}"
-    return f"{seconds / 60:.0f} min" if seconds > 600 else f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"

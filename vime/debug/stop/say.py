@@ -27,3 +27,11 @@ def say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         say(text)
+
+
+def duration(seconds: float) -> str:
+    """ "30 min", "45 s"."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= unit - 0.5 and round(seconds) % unit == 0:
+            return f"{round(seconds) // unit} {name}"
+    return f"{seconds / 60:.0f} min" if seconds > 600 else f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
