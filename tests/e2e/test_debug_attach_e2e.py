@@ -31,7 +31,7 @@ def letters(sample):
 REWARD_LINE = 3
 STEP = "vime.backends.megatron.step:train_step"
 CONNECT = re.compile(r"connect (\S+), or a client of your own to ([\d.]+):(\d+)")
-SECONDS = 60.0
+SECONDS = 120.0
 SETTINGS = ["run.num_rollouts=1", "parallel.dp=2", "reward.name=user", "reward.function=lettering:letters"]
 
 
