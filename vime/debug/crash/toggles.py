@@ -199,7 +199,6 @@ def _cache(facts: Facts) -> Iterator[Entry]:
     size = facts.get("block_size") or 16
     other = size // 2 if size > 32 else 2 * size
     yield _plain("block_size", f"cache blocks of {other} tokens", "block_size", other)
-    yield _plain("sleep_mode", "memory is not set aside for sleeping", "enable_sleep_mode", False)
 
 
 def _kernels(facts: Facts) -> Iterator[Entry]:
