@@ -78,7 +78,8 @@ class Engine:
         on = frozenset(axes()) - {t.axis for t in trial.changed if t.axis not in self.ignores}
         if self.crash(on, frozenset(trial.requests)) and self.draw.random() < self.share:
             known = {} if self.phase == Phase.STARTING else facts
-            return Ending(self.kind, self.phase, "SIGSEGV in the engine core", ("f (a.py:1)",), known)
+            stack = ("f (a.py:1)",)
+            return Ending(self.kind, self.phase, "SIGSEGV in the engine core", stack, known, self.facts["device"])
         return Ending(Outcome.SURVIVED, Phase.DONE, facts=facts)
 
 
@@ -276,6 +277,19 @@ def test_on_a_cpu_what_it_does_not_have_is_skipped_with_the_reason():
         "block_size",
     }
     assert {t.axis for t in toggles(GPU | {"enable_dbo": True}, 32) if not t.skip} == set(axes())
+
+
+def test_of_an_engine_that_never_came_up_everything_is_tried():
+    """It crashes as it starts: nothing was read back, and nothing is taken for granted."""
+    assert {t.axis for t in toggles({"device": "cuda"}, 8) if not t.skip} == set(axes())
+    skipped = {t.axis for t in toggles({"device": "cpu"}, 8) if t.skip}
+    assert {"cuda_graph", "launch_blocking", "attention_backend"} <= skipped
+    assert "speculative" not in skipped
+
+
+def test_another_attention_backend_than_the_one_in_force_is_tried():
+    found = [t for t in toggles(GPU | {"attention_backend": "TRITON_ATTN"}, 8) if t.axis == "attention_backend"]
+    assert [t.name for t in found if not t.is_narrow and not t.skip] == ["attention_backend=FLASHINFER"]
 
 
 def test_axes_are_chosen_by_name():

@@ -156,8 +156,7 @@ def _report(
         if found.requests:
             requests.save(found.requests, runner.folder / MINIMAL)
         if found.last is not None and ledger.first is not None:
-            device = (found.last.ending.facts or ledger.first.facts).get("device", "cpu")
-            dump = core_dump.collect(runner.last, device)
+            dump = core_dump.collect(runner.last, found.last.ending.device or ledger.first.device)
         commands = _commands(loaded, asked, found, runner)
     return CrashReport(
         found,

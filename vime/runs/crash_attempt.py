@@ -85,7 +85,7 @@ async def _attempt(order: Order, notes: Notes) -> None:
 
     config = Config.model_validate(order.config)
     engine = VllmEngine(config, 0)
-    notes.write(phase="starting")
+    notes.write(phase="starting", device="cpu" if engine.on_cpu else "cuda")
     try:
         await engine.start()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the attempt is to tell

@@ -197,7 +197,12 @@ def ending(folder: Path, ended: Ended, limits: Limits) -> Ending:
     notes = _notes(folder)
     text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace") if (folder / OUTPUT).exists() else ""
     phase = _phase(notes)
-    rest: dict[str, Any] = {"facts": notes.get("facts", {}), "seconds": ended.seconds, "folder": str(folder)}
+    rest: dict[str, Any] = {
+        "facts": notes.get("facts", {}),
+        "device": notes.get("device", ""),
+        "seconds": ended.seconds,
+        "folder": str(folder),
+    }
     outcome = notes.get("outcome")
     limit = limits.start_seconds if phase == Phase.STARTING else limits.serve_seconds
     late = f"no end within {limit:g} s" if ended.status is None else ""

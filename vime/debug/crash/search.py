@@ -122,7 +122,9 @@ def _confirm(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
 
 
 def _toggles(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
-    facts = next((a.ending.facts for a in ledger.attempts if a.ending.facts), {})
+    assert ledger.first is not None
+    known = next((a.ending.facts for a in ledger.attempts if a.ending.facts), {})
+    facts = known or {"device": ledger.first.device}
     found.toggles = entries.chosen(entries.toggles(facts, plan.num_requests), plan.only, plan.skip)
     usable = [t for t in found.toggles if not t.skip and not t.is_narrow]
     pair = leading(usable)

@@ -1,6 +1,7 @@
 """The settings that a crash may hang on, under the names of vLLM 0.32: one small entry each.
 
-``Facts`` are what the engine's worker says of itself (``vime.backends.vllm.crash_facts``): an entry is applied only if
+``Facts`` are what the engine's worker says of itself (``vime.backends.vllm.crash_facts``), the device alone where it
+did not come up: an entry is applied only if
 it reads back so; where the run has the value already, or the platform has no such thing, it is SKIP with the reason.
 """
 
@@ -16,6 +17,7 @@ Facts = Mapping[str, Any]
 LEADING = ("cuda_graph", "eager"), "speculative"
 """The pair to cross first, the first graph axis that can be changed with speculative decoding: most reports of illegal
 memory accesses need both (rows that a graph is padded with, read by the drafter)."""
+ATTENTION = ("TRITON_ATTN", "FLASHINFER", "FLASH_ATTN", "FLEX_ATTENTION")
 SPECULATIVE = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
@@ -44,7 +46,11 @@ class Toggle:
 
     def unread(self, facts: Facts) -> str:
         """What the worker reads otherwise than was asked; empty: the change is in force."""
-        wrong = [f"{name} = {facts.get(name)!r}" for name, value in self.reads.items() if facts.get(name) != value]
+        wrong = [
+            f"{name} = {facts.get(name)!r}"
+            for name, value in self.reads.items()
+            if name not in facts or facts[name] != value
+        ]
         asked = ", ".join(f"{name} = {value!r}" for name, value in self.reads.items())
         return f"asked for {asked}; the worker reads {', '.join(wrong)}" if wrong else ""
 
@@ -125,7 +131,7 @@ def _plain(axis: str, about: str, argument: str, value: Any, reason: str = "") -
 
 
 def _variable(facts: Facts, axis: str, about: str, name: str, value: str, reads: Facts | None = None) -> Entry:
-    reason = "" if facts.get("device") == "cuda" else f"{_NO_CUDA}{name} changes nothing"
+    reason = f"{_NO_CUDA}{name} changes nothing" if facts.get("device") == "cpu" else ""
     return Toggle(axis, axis, about, environment={name: value}, reads=reads or {f"env {name}": value}), reason
 
 
@@ -154,10 +160,11 @@ def _compile() -> Entry:
 
 
 def _parallel(facts: Facts) -> Iterator[Entry]:
-    alone = "one rank per engine: nothing is reduced" if facts.get("world_size", 1) == 1 else ""
+    alone = "one rank per engine: nothing is reduced" if facts.get("world_size") == 1 else ""
     about = "collectives by NCCL alone"
     yield _plain("custom_all_reduce", about, "disable_custom_all_reduce", True, alone)
-    alone = "" if facts.get("expert_parallel") else "experts are not spread over ranks (enable_expert_parallel)"
+    is_whole = facts.get("expert_parallel") is False
+    alone = "experts are not spread over ranks (enable_expert_parallel)" if is_whole else ""
     about = "experts exchange tokens without DeepEP's kernels"
     yield _plain("all2all", about, "all2all_backend", "allgather_reducescatter", alone)
     yield _plain("dual_batch_overlap", "no two half batches overlap", "enable_dbo", False)
@@ -167,7 +174,7 @@ def _attention(facts: Facts) -> Iterator[Entry]:
     here = facts.get("attention_backend")
     is_cpu = facts.get("device") == "cpu"
     reason = f"the CPU platform has one attention backend: its worker reads {here}" if is_cpu else ""
-    for i, name in enumerate(("TRITON_ATTN", "FLASHINFER", "FLASH_ATTN", "FLEX_ATTENTION")):
+    for i, name in enumerate(name for name in ATTENTION if name != here):
         toggle = f"attention_backend={name}"
         reads = {"attention_backend": name}
         about = f"attention by {name}"
@@ -176,7 +183,7 @@ def _attention(facts: Facts) -> Iterator[Entry]:
 
 def _batch_sizes(facts: Facts, num_requests: int) -> Iterator[Entry]:
     """One request at a time; then, narrower, powers of two and the numbers between them (graphs have the former)."""
-    top = min(int(facts.get("max_num_seqs") or 1), num_requests)
+    top = min(int(facts.get("max_num_seqs") or num_requests), num_requests)
     reason = "" if top > 1 else "one request at a time already"
     yield _batch(1), reason
     size = 2

@@ -45,6 +45,7 @@ class Ending:
     cause     one line: "SIGSEGV in the engine core", "RuntimeError: ..."; empty where it survived
     stack     Python frames of the process that crashed or hangs, the innermost first
     facts     what the engine's worker read back of its own settings, see ``toggles``; empty where it did not come up
+    device    cuda or cpu; empty where not even that is known
     seconds   wall-clock, the start of the engine included
     folder    where order, output and stacks of the attempt lie; empty where nothing is kept
     """
@@ -54,6 +55,7 @@ class Ending:
     cause: str = ""
     stack: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
     seconds: float = 0.0
     folder: str = ""
 
