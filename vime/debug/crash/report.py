@@ -11,7 +11,7 @@ from vime.debug.crash.core_dump import CoreDump
 from vime.debug.crash.ledger import Attempt
 from vime.debug.crash.search import LAST, REQUESTS, Found
 from vime.debug.crash.toggles import Toggle
-from vime.debug.crash.trial import Ending, Outcome
+from vime.debug.crash.trial import Ending, Outcome, Phase
 from vime.types import CheckResult, Verdict
 
 CRASH, NOT_REPRODUCED = "CRASH", "NOT REPRODUCED"
@@ -142,7 +142,7 @@ class CrashReport:
 
     def _requests(self) -> Iterator[tuple[str, str]]:
         found = self.found
-        if not found.requests:
+        if not found.requests or (self.first is not None and self.first.phase == Phase.STARTING):
             yield "requests", "none: it crashes before any is sent"
             return
         how = "none can be left out" if found.is_minimal else "fewer were not tried"
