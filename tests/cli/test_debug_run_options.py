@@ -180,6 +180,24 @@ def test_nothing_to_stop_at_is_allowed_and_said(program):
     assert any("what stops is breakpoint() in the program itself" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("source", "options", "is_said"),
+    [
+        ("print(1)", {}, False),
+        ("import torch.distributed", {}, True),
+        ("print(1)", {"rank": "all"}, True),
+        ("print(1)", {"submit": "http://h:1"}, True),
+        ("import torch.distributed", {"wait": "9m"}, False),
+    ],
+)
+def test_the_time_outs_of_collectives_are_said_where_there_may_be_some(program, source, options, is_said):
+    program.write_text(source)
+    for words in ((sys.executable, "train.py"), (sys.executable, "-m", "train")):
+        notes = plan(Asked(command=words, **options), {}).notes
+        assert any("torch.distributed gives up after NCCL 10m < --wait 30m" in note for note in notes) == is_said
+    assert not any("gives up" in note for note in plan(Asked(command=("vime", "train"), **options), {}).notes)
+
+
 def test_an_interpreter_without_vime_is_refused(program, tmp_path):
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'vime'\" >&2\nexit 1\n")

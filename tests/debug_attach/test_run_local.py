@@ -83,6 +83,10 @@ def test_it_stops_on_the_line_where_the_condition_holds_and_changes_nothing(tmp_
             client.detach()
         assert run.end() == 7
     assert run.out.splitlines()[3:] == ["value 3 100", "value 4 6"]
+    assert run.err.count("stopped at") == 1, "by run alone: both write to one terminal"
+    assert "torch" not in run.err
+    assert "who waits" not in run.err
+    assert "raised to 4h (--hold): the time-outs of vLLM and NCCL\n" in run.err
     assert "p0 work.py:14: 1 stop\n" in run.err
     assert (hashlib.sha1(work.read_bytes()).hexdigest(), work.stat().st_mtime_ns) == before
     assert run.is_clean()
@@ -160,7 +164,7 @@ def test_whatever_ends_it_leaves_no_process_and_no_entry(tmp_path, number, code)
     (tmp_path / "tree.py").write_text(TREE)
     with debug_run(tmp_path, "-b", "tree.py:6", "--", "python3", "tree.py") as run:
         stop = run.stop()
-        run.until(lambda: "has stopped" in run.err)
+        run.until(lambda: "who waits for driver is not known" in run.err)
         assert len(members_of(run.session_said)) >= 3
         assert live_runs(run.registry) == [run.session_said]
         run.process.send_signal(number)

@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vime.debug.attach.sessions import members_of
 from vime.debug.attach.words import span
 from vime.debug.stop.hold import GROUP, NOTE
 from vime.debug.stop.records import Stop
-from vime.debug.stop.registry import Registry
+from vime.debug.stop.registry import FolderRegistry, Registry
 
 POST_MORTEM = "post-mortem"
 OF_ROLE = {
@@ -33,7 +34,8 @@ def behind(stops: Sequence[Stop], registry: Registry, now: float | None = None) 
     if not stops:
         return []
     facts = registry.get(f"{stops[0].session}/{NOTE}")
-    return [_vime(found, facts, moment) if facts else _group(found, registry, moment) for found in _by_role(stops)]
+    lines = [_vime(found, facts, moment) if facts else _group(found, registry, moment) for found in _by_role(stops)]
+    return [line for line in lines if line]
 
 
 def _by_role(stops: Sequence[Stop]) -> list[list[Stop]]:
@@ -66,10 +68,12 @@ def _of(role: str) -> tuple[str, ...]:
 
 
 def _group(stops: Sequence[Stop], registry: Registry, now: float) -> str:
-    """Of a program that is not vime's."""
+    """Of a program that is not vime's; "" for one that has no other process."""
     names = _names(stops)
     found = [registry.get(f"{stop.session}/{GROUP}/{stop.key}") for stop in stops]
     groups = [facts for facts in found if facts is not None]
+    if not groups and isinstance(registry, FolderRegistry) and members_of(stops[0].session) == [stops[0].pid]:
+        return ""
     if not groups:
         return f"who waits for {names} is not known: it has no group of torch.distributed"
     others = max(facts["size"] for facts in groups) - len(stops)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vime.debug.attach.command import Command
 from vime.debug.attach.values import shown
 from vime.debug.stop.spec import Spec
 from vime.debug.stop.worker import RAISED, SITE, USERS_SETUP_HOOK
@@ -23,6 +24,7 @@ GUIDES_POST_MORTEM = "RAY_DEBUG_POSTMORTEM"
 """As the debug guide spells it; Ray does not know it (case D02)."""
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _ELSEWHERE = ("conda", "container", "image_uri", "py_executable", "uv")
+OWN_PROGRAM = "vime"
 _SWITCHES = ("TORCH_NCCL_ENABLE_MONITORING",)
 NCCL_SECONDS, GLOO_SECONDS = 600.0, 1800.0
 """Time-outs of collectives in torch.distributed that a program gets which names none."""
@@ -132,8 +134,8 @@ def _set_missing(env: dict[str, str], ours: Mapping[str, str]) -> dict[str, str]
 
 
 def _timeouts(kept: Mapping[str, str], spec: Spec, whose: str) -> Iterator[str]:
-    ours = [name for name in raised(spec.hold_seconds) if name not in kept]
-    yield f"raised to {shown(spec.hold_seconds)} (--hold) for those who wait: {', '.join(ours)}"
+    if len(kept) < len(raised(spec.hold_seconds)):
+        yield f"raised to {shown(spec.hold_seconds)} (--hold): the time-outs of vLLM and NCCL"
     for name, value in kept.items():
         seconds = float(value) if value.replace(".", "", 1).isdigit() else 0.0
         is_short = name not in _SWITCHES and seconds < spec.wait_seconds
@@ -141,17 +143,17 @@ def _timeouts(kept: Mapping[str, str], spec: Spec, whose: str) -> Iterator[str]:
         yield f"{name}={value} of {whose} is kept{shorter}"
 
 
-def collectives(spec: Spec) -> str:
-    """Of a program that is not vime's own: collectives that give up before an unattended stop goes on; or ""."""
+def collectives(spec: Spec, command: Command) -> tuple[str, ...]:
+    """A line on collectives that give up before an unattended stop goes on; none where they hold, as vime's own do."""
     shorter = [
         f"{backend} {shown(seconds)}"
         for backend, seconds in (("NCCL", NCCL_SECONDS), ("gloo", GLOO_SECONDS))
         if seconds < spec.wait_seconds
     ]
-    if not shorter:
-        return ""
+    if not shorter or os.path.basename(command.words[0]) == OWN_PROGRAM:
+        return ()
     wait = shown(spec.wait_seconds)
-    return f"torch.distributed gives up after {', '.join(shorter)} < --wait {wait}, unless the program sets timeout="
+    return (f"torch.distributed gives up after {', '.join(shorter)} < --wait {wait}, unless the program sets timeout=",)
 
 
 def _path_with(before: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from vime.debug.attach import clusters, environment, values
 from vime.debug.attach.command import WHAT_WORKS, Command, parse
-from vime.debug.attach.points import When, condition_problem, module_folders, place
+from vime.debug.attach.points import When, condition_problem, module_folders, place, program_file
 from vime.debug.stop import registry
 from vime.debug.stop.spec import Point, Spec, Who
 from vime.errors import ConfigError, UsageError
@@ -25,7 +25,6 @@ from vime.reward.breakpoints import DEBUG_SPEC
 
 HERE, CLUSTER, JOB = "on this machine", "in the cluster", "as a job"
 IMPORT_SECONDS = 120.0
-OWN_PROGRAM = "vime"
 _Value = TypeVar("_Value")
 
 
@@ -113,7 +112,9 @@ def plan(asked: Asked, env: Mapping[str, str] = os.environ) -> Plan:
         spec = replace(spec, working_dir=os.path.abspath(folder))
     spec = _with_registry(spec, where, address)
     has_rays = bool(variable) or (spec.is_ray_debugger and spec.post_mortem is not None)
-    notes = (*_headline(spec, command, where, address), *places, *_remarks(asked, spec, command, variable))
+    notes = (*_headline(spec, command, where, address), *places, *_remarks(spec, variable))
+    if where != HERE or _may_have_ranks(asked, command, env):
+        notes += environment.collectives(spec, command)
     if where == JOB:
         merged = environment.of_a_job(job, spec, has_rays)
         gcs = asked.address
@@ -272,7 +273,7 @@ def _headline(spec: Spec, command: Command, where: str, address: str) -> list[st
     return [f"debug run {spec.session} {where}{at}: {shlex.join(command.words)}"]
 
 
-def _remarks(asked: Asked, spec: Spec, command: Command, variable: str) -> list[str]:
+def _remarks(spec: Spec, variable: str) -> list[str]:
     found = []
     if variable == environment.GUIDES_POST_MORTEM:
         found.append(
@@ -283,7 +284,10 @@ def _remarks(asked: Asked, spec: Spec, command: Command, variable: str) -> list[
         found.append(f"{variable} is taken as --post-mortem")
     if not spec.points and spec.post_mortem is None:
         found.append("no point (-b) and no --post-mortem: what stops is breakpoint() in the program itself")
-    is_own = os.path.basename(command.words[0]) == OWN_PROGRAM
-    if not is_own and (line := environment.collectives(spec)):
-        found.append(line)
     return found
+
+
+def _may_have_ranks(asked: Asked, command: Command, env: Mapping[str, str]) -> bool:
+    """Whether a program of this machine may wait in collectives: ranks are asked for, or its source names torch."""
+    file = program_file(command, module_folders(command, env))
+    return asked.rank != "first" or (file is not None and b"torch" in file.read_bytes())

@@ -82,6 +82,14 @@ def module_folders(command: Command | None, environment: Mapping[str, str]) -> l
     return list(dict.fromkeys([first, *map(os.path.abspath, given), *installed]))
 
 
+def program_file(command: Command, folders: Sequence[str]) -> Path | None:
+    """The source of the command's main program; None where it is not found in ``folders``."""
+    if command.file:
+        return Path(command.file) if os.path.isfile(command.file) else None
+    package = _module_file_of(f"{command.module}.{MAIN}", folders)
+    return package or _module_file_of(command.module, folders)
+
+
 def _landed(point: Point, source: bytes, path: str) -> str:
     """Where it is in ``source``, in words; ValueError where there is no such place."""
     from vime.debug.stop.instrument import NoPlace, places
@@ -103,15 +111,9 @@ def _landed(point: Point, source: bytes, path: str) -> str:
 
 def _module_file(name: str, folders: Sequence[str], command: Command | None) -> Path | None:
     """The source of a module, without importing anything."""
-    if name == MAIN:
-        if command is None:
-            return None
-        if command.file:
-            return Path(command.file) if os.path.isfile(command.file) else None
-        name = command.module
-        if (package := _module_file_of(f"{name}.{MAIN}", folders)) is not None:
-            return package
-    return _module_file_of(name, folders)
+    if name != MAIN:
+        return _module_file_of(name, folders)
+    return None if command is None else program_file(command, folders)
 
 
 def _module_file_of(name: str, folders: Sequence[str]) -> Path | None:

@@ -70,7 +70,7 @@ def _stop(session: Session) -> Iterator[str]:
 
 def _watcher(run: Run) -> Member | None:
     """``vime debug-attach run`` of this debug run, where it is a process of this machine that still lives."""
-    found = Member("driver", 0, run.pid, run.hostname, run.started, run.boot)
+    found = run.watcher
     return found if found.is_here and found.is_alive else None
 
 

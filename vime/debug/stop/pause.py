@@ -19,7 +19,7 @@ from vime.debug.processes import Member
 from vime.debug.stop import tracing
 from vime.debug.stop.hold import note_group
 from vime.debug.stop.identity import whoami
-from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop
+from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop, run_of
 from vime.debug.stop.registry import Registry, registry_of
 from vime.debug.stop.say import duration, say
 from vime.debug.stop.spec import Point, Spec
@@ -199,10 +199,12 @@ def _record(spec: Spec, here: Here, endpoint: tuple[str, int]) -> Stop:
 def _wait(registry: Registry, stop: Stop) -> bool:
     """Until a client is there (True), or the stop is released, or its time is over."""
     left = stop.until - stop.since
-    say(
-        f"{stop.who} stopped at {stop.file}:{stop.line} in {stop.function} ({stop.reason}), pid {stop.pid} on "
-        f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}"
-    )
+    run = run_of(registry, stop.session)
+    if run is None or not run.shares_terminal:
+        say(
+            f"{stop.who} stopped at {stop.file}:{stop.line} in {stop.function} ({stop.reason}), pid {stop.pid} on "
+            f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}"
+        )
     end, next_question = time.monotonic() + left, 0.0
     while not tracing.is_client_connected():
         if time.monotonic() >= end:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vime.debug.processes import Member
 from vime.debug.stop.registry import Registry, rows
 
 WAITING, ATTACHED, RUNNING = "waiting", "attached", "running"
@@ -90,6 +91,16 @@ class Run:
     submit: str = ""
     job: str = ""
 
+    @property
+    def watcher(self) -> Member:
+        """``vime debug-attach run`` itself."""
+        return Member("driver", 0, self.pid, self.hostname, self.started, self.boot)
+
+    @property
+    def shares_terminal(self) -> bool:
+        """Whether ``run`` lives on this machine and says what has stopped, where its own processes write too."""
+        return not self.job and self.watcher.is_here and self.watcher.is_alive
+
 
 def put_stop(registry: Registry, stop: Stop) -> None:
     """Note a stop, or its new state."""
@@ -121,6 +132,12 @@ def is_released(registry: Registry, stop: Stop) -> bool:
 
 def put_run(registry: Registry, run: Run) -> None:
     registry.put(f"{run.session}/run", asdict(run))
+
+
+def run_of(registry: Registry, session: str) -> Run | None:
+    """What ``run`` has noted; None where it has not yet."""
+    value = registry.get(f"{session}/run")
+    return None if value is None else _run(value)
 
 
 def runs(registry: Registry) -> list[Run]:
