@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from vime.debug.attach import values
+from vime.debug.attach import clusters, values
 from vime.debug.attach.plan import CLUSTER, HERE, JOB, Asked, plan
 from vime.debug.stop.spec import Spec, Who
 from vime.errors import ConfigError
@@ -40,7 +40,7 @@ def debug_run(*arguments):
 
 
 def asked(**options):
-    return Asked(command=(sys.executable, "train.py"), **options)
+    return Asked(**{"command": (sys.executable, "train.py")} | options)
 
 
 def test_every_problem_is_said_at_once(program):
@@ -90,6 +90,12 @@ def test_every_problem_is_said_at_once(program):
         ({"address": "auto"}, "vime does not guess"),
         ({"address": "ray://h:1"}, "HOST:PORT"),
         ({"port": "6000-5000"}, "the lower end first"),
+        ({"breakpoints": ("train.py:0",)}, "lines count from 1"),
+        ({"wait": "1h", "hold": "99999d"}, "--hold 99999d: must not be longer than 365d"),
+        ({"submit": "http://"}, "is no address of a dashboard"),
+        ({"command": ("/tmp",)}, "/tmp: there is no such program"),
+        ({"command": ("",)}, "no command: what shall be run?"),
+        ({"command": (sys.executable, "")}, "no program for"),
     ],
 )  # fmt: skip
 def test_each_problem(program, options, wrong):
@@ -155,6 +161,46 @@ def test_points_say_where_they_landed(program):
     assert (spec.ports, spec.wait_seconds, spec.working_dir) == ((5678, 5700), 5400.0, str(program.parent))
     assert Spec.loads(spec.dumps()) == spec
     assert program.read_text() == PROGRAM
+
+
+def test_a_point_in_the_file_that_the_program_is_a_link_to(program):
+    (program.parent / "start.py").symlink_to("train.py")
+    found = plan(Asked(command=(sys.executable, "start.py"), breakpoints=("train.py:4",)), {})
+    assert found.spec.points[0].file == str(program.parent / "start.py")
+    assert "p0 start.py:4 in add" in found.notes
+
+
+def test_what_cannot_be_read_is_a_problem_like_others(program, monkeypatch):
+    from pathlib import Path
+
+    def refuse(file):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"train\.py: cannot be read: Permission denied"):
+        plan(asked(breakpoints=("train.py:4",), hit=0), {})
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [("{", "is no JSON"), ("[]", "is no JSON object"), ('{"runtime_env": {"env_vars": {"A": 1}}}', "must be a string")],
+)
+def test_a_job_config_that_cannot_be_merged(program, config, wrong):
+    with pytest.raises(ConfigError, match=f"RAY_JOB_CONFIG_JSON_ENV_VAR: .*{wrong}"):
+        plan(asked(address="h:1"), {"RAY_JOB_CONFIG_JSON_ENV_VAR": config})
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "value"), [("127.0.0.1", None, "0"), ("127.0.0.1", "1", "1"), ("10.0.0.1", None, None)]
+)
+def test_a_cluster_on_loopback_is_looked_for_there(program, monkeypatch, node, before, value):
+    """Ray would look for it at the machine's outer address; where its nodes have that one, it should."""
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    found = [clusters.Cluster(f"{node}:6379", "/tmp/ray", 1, 0.0, "me")]
+    monkeypatch.setattr(clusters, "local_clusters", lambda: found)
+    planned = plan(asked(address="localhost:6379"), {name: before} if before else {})
+    assert planned.environment.get(name) == value
+    assert any(name in note for note in planned.notes) == (value == "0")
 
 
 @pytest.mark.parametrize("where", ["environment", "job"])

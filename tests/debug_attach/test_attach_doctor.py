@@ -114,6 +114,9 @@ def test_a_folder_that_others_can_read_is_refused(registry):
     assert done.returncode == 1
     assert "is not a folder that is yours alone" in done.stderr
     assert vime("list").returncode == 2
+    registry.folder.rename(registry.folder.with_name("elsewhere"))
+    registry.folder.symlink_to("elsewhere")  # planted by somebody else in a folder that all share
+    assert by_name(examine("local", {}))["registry"].verdict == FAIL
 
 
 def test_the_quick_part_asks_nobody(monkeypatch):

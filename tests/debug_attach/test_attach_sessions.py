@@ -12,7 +12,7 @@ from vime.debug.attach import sessions
 from vime.debug.attach.sessions import Seen, Session, find, look, members_of
 from vime.debug.stop.records import ATTACHED, WAITING, put_run, put_stop, runs, stops
 from vime.debug.stop.spec import Spec
-from vime.errors import UsageError
+from vime.errors import UsageError, VimeError
 from vime.reward.breakpoints import DEBUG_SPEC
 
 STOPS = [
@@ -140,3 +140,16 @@ def test_the_session_of_a_stop_is_the_one_that_holds_it(registry):
     other = Session("d-1", registry, None, ())
     assert Seen((other, Session("d-1", registry, None, (stop,)))).session_of(stop).stops == (stop,)
     assert wait_for(lambda: sessions.look_here(), "a session")[0].stops == (stop,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "cannot be read"), ("{", "cannot be read"), ("[]", "cannot read the entry d-9/run"), ('{"x": 1}', "d-9/run")],
+)
+def test_an_entry_that_cannot_be_read_is_named(registry, text, said):
+    put_run(registry, a_run("d-9"))
+    (registry.folder / "d-9" / "run.json").write_text(text)
+    with pytest.raises(VimeError, match=said) as raised:
+        look("local")
+    assert str(registry.folder) in raised.value.message
+    assert "remove" in raised.value.hint

@@ -8,13 +8,16 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
+import sys
 import time
 
 import pytest
 from debug_runs import VIME, DebugRun, attached, debug_run, live_runs, values
 
 from vime.debug.attach.sessions import members_of
+from vime.errors import VimeError
 
 WORK = """\
 import sys
@@ -183,6 +186,35 @@ def test_a_command_that_is_deaf_to_ctrl_c_is_ended_by_the_next_signal(tmp_path):
         assert run.end() == 130
     assert "ended by SIGTERM" in run.err
     assert run.is_clean()
+
+
+@pytest.mark.parametrize("what", ["folder", "cluster"])
+def test_where_stops_cannot_be_noted_nothing_is_started(tmp_path, work, what):
+    options = ["--address", "127.0.0.1:1"] if what == "cluster" else []
+    (tmp_path / f"vime-debug-{os.getuid()}").mkdir(mode=0o755)
+    with debug_run(tmp_path, "-b", "work.py:14", *options, "--", "work.py", "0", registry=object()) as run:
+        assert run.end() == (3 if what == "cluster" else 2)
+    assert run.out == ""
+    said = "127.0.0.1:1 does not answer" if what == "cluster" else "is not a folder that is yours alone"
+    assert next(line for line in run.err.splitlines() if said in line).startswith("error: ")
+
+
+def test_a_cluster_that_refuses_leaves_nothing_running(tmp_path, work, monkeypatch):
+    """It answers and does not let us in: known once the program runs."""
+    from vime.debug.attach import launch
+    from vime.debug.attach.plan import Asked, plan
+
+    def refuse(spec):
+        raise VimeError("token needed")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "registry_of", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        planned = plan(Asked(command=(sys.executable, "work.py", "0"), address=address))
+        with pytest.raises(VimeError, match="token needed"):
+            launch.LocalCommand.start(planned)
+    assert members_of(planned.spec.session) == []
 
 
 @pytest.mark.parametrize(("answer", "code", "said"), [("r", 5, "1 resumed"), ("e", 130, "the debug run ends")])

@@ -19,6 +19,9 @@ from vime.debug.processes import pids, start_ticks
 from vime.errors import UsageError
 
 ADDRESS, LOCAL = "RAY_ADDRESS", "local"
+KEEP_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With 0 Ray joins a cluster on loopback there; else it takes this machine's outer address, and tries for minutes."""
+_LOOPBACK = ("127.0.0.1", "localhost")
 PRIVATE_PREFIX = "vime-run-"
 """Of the temporary folders of vime's own clusters."""
 
@@ -83,6 +86,12 @@ def checked(address: str, name: str) -> str:
 def listed(clusters: Sequence[Cluster]) -> str:
     """One line each."""
     return "\n".join(f"  {c.address}  {c.temp_dir}  pid {c.pid} ({c.user}), since {clock(c.since)}" for c in clusters)
+
+
+def is_on_loopback(address: str) -> bool:
+    """Whether that is a cluster of this machine which is reached through loopback alone."""
+    host, _, port = address.rpartition(":")
+    return host in _LOOPBACK and any(c.address == f"{_LOOPBACK[0]}:{port}" for c in local_clusters())
 
 
 def own_nodes() -> list[str]:

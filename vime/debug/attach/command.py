@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ _BLIND = {
     "-c": "names no file to stop in",
 }
 _HEAD_BYTES = 512
+IMPORT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Command:
 
 def parse(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
     """ValueError where ``words`` start no Python program."""
-    if not words:
+    if not words or not words[0]:
         raise ValueError("no command: what shall be run?")
     first = words[0]
     if _INTERPRETER.fullmatch(os.path.basename(first)):
@@ -100,7 +103,7 @@ def _interpreted(words: Sequence[str]) -> Command:
         if len(rest) < 2:
             raise ValueError(f"{words[0]} -m: which module?")
         return Command(tuple(words), words[0], tuple(options), module=rest[1], arguments=tuple(rest[2:]))
-    if not rest:
+    if not rest or not rest[0]:
         raise ValueError(f"{shlex.join(words)}: no program for {words[0]}")
     return Command(tuple(words), words[0], tuple(options), file=rest[0], arguments=tuple(rest[1:]))
 
@@ -109,7 +112,7 @@ def _script(words: Sequence[str], environment: Mapping[str, str]) -> Command:
     name = words[0]
     beside = Path(sys.executable).with_name(name) if os.sep not in name else Path(name)
     found = shutil.which(name, path=environment.get("PATH")) or (str(beside) if os.access(beside, os.X_OK) else None)
-    if found is None:
+    if found is None or os.path.isdir(found):
         raise ValueError(f"{name}: there is no such program, neither in PATH nor beside {sys.executable}")
     interpreter = _interpreter_of(Path(found))
     if not interpreter:
@@ -130,3 +133,29 @@ def _interpreter_of(script: Path) -> str:
     elif words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     return words[0] if words and _INTERPRETER.fullmatch(os.path.basename(words[0])) else ""
+
+
+def problems_here(command: Command) -> list[str]:
+    """Why it could not take part in a debug run on this machine."""
+    found = []
+    if command.file and not os.path.isfile(command.file):
+        found.append(f"{command.file}: there is no such program")
+    interpreter = shutil.which(command.interpreter or sys.executable)
+    if interpreter is None:
+        return [*found, f"{command.interpreter}: there is no such interpreter"]
+    if Path(interpreter).parent == Path(sys.executable).parent:
+        if importlib.util.find_spec("debugpy") is None:
+            found.append("debugpy is not installed: pip install debugpy")
+    elif why := _import_problem(interpreter):
+        found.append(f"{command.interpreter} is {interpreter}: {why}; give {sys.executable} instead")
+    return found
+
+
+def _import_problem(interpreter: str) -> str:
+    """Why another interpreter can take no part in a debug run; "" where it can."""
+    words = [interpreter, "-c", "import vime.debug.stop.spec, debugpy"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=IMPORT_SECONDS, cwd=os.sep, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not start: {error}"
+    return (done.stderr.strip().splitlines() or ["it ended"])[-1] if done.returncode else ""

@@ -111,11 +111,11 @@ def _stacks() -> Check:
 
 def _folder() -> Check:
     folder = registry.root()
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return Check("registry", PASS, f"{folder}: no debug run has been here yet")
     try:
         registry.FolderRegistry(folder)
-    except UsageError as error:
+    except VimeError as error:
         return Check("registry", FAIL, error.message, error.hint or "")
     return Check("registry", PASS, f"{folder} is yours alone")
 
@@ -137,7 +137,10 @@ def _clusters(address: str | None, environment: Mapping[str, str]) -> list[Check
     if state == gcs.NO_CLUSTER:
         text = f"no cluster at {target}: nothing there answers as a GCS"
         return [*found, Check("cluster", FAIL, text, "is the address that of its GCS, and is it up?")]
-    return [*found, Check("cluster", PASS, f"{target} answers{_mode(environment)}"), _dashboard(target)]
+    text, hint = f"{target} answers{_mode(environment)}", ""
+    if environment.get(clusters.KEEP_LOOPBACK) != "0" and clusters.is_on_loopback(target):
+        hint = f"{clusters.KEEP_LOOPBACK}=0 for what joins it here, as run sets it: Ray would try an outer address"
+    return [*found, Check("cluster", PASS, text, hint), _dashboard(target)]
 
 
 def _cluster(one: clusters.Cluster) -> Check:

@@ -101,6 +101,19 @@ def job_config(before: str, spec: Spec, has_rays_post_mortem: bool) -> Merged:
     return Merged({JOB_CONFIG: json.dumps(value)}, merged.notes)
 
 
+def job_config_problems(before: str) -> Iterator[str]:
+    """What is wrong with the one that is there."""
+    try:
+        config = json.loads(before or "{}")
+    except ValueError as error:
+        yield f"{JOB_CONFIG}: is no JSON: {error}"
+        return
+    if not isinstance(config, dict):
+        yield f"{JOB_CONFIG}: is no JSON object"
+        return
+    yield from problems(config.get("runtime_env") or {}, JOB_CONFIG)
+
+
 def problems(job: Any, option: str) -> Iterator[str]:
     """What is wrong with a runtime environment as the user gave it."""
     if not isinstance(job, dict):

@@ -17,9 +17,9 @@ from vime.debug.attach import ending
 from vime.debug.attach.plan import Plan
 from vime.debug.processes import Member
 from vime.debug.stop.records import forget_run
-from vime.debug.stop.registry import Registry, registry_of
+from vime.debug.stop.registry import Registry, check_port, registry_of
 from vime.debug.stop.spec import Spec
-from vime.errors import UsageError
+from vime.errors import UsageError, VimeError
 
 INTERRUPTED = 128
 _DONE = b"done"
@@ -32,21 +32,31 @@ class LocalCommand:
     plan: Plan
     process: subprocess.Popen[bytes]
     member: Member
-    registry: Registry
+    registry: Registry | None
     _guard: int
     _pipe: int
 
     @classmethod
     def start(cls, plan: Plan) -> LocalCommand:
-        """Standard streams are the caller's. The guard is forked before a cluster's client has threads."""
+        """Standard streams are the caller's. The guard is forked before a cluster's client has threads.
+
+        VimeError where the registry cannot be used; then nothing is left running.
+        """
         words = plan.command.here()
+        registry = _folder(plan.spec)
         try:
             process = subprocess.Popen(words, env=plan.environment, start_new_session=True)
         except OSError as error:
             raise UsageError(f"{words[0]} does not start: {error.strerror}") from error
         member = Member.here("driver", 0, process.pid)
         guard, pipe = _start_guard(member, plan.spec)
-        return cls(plan, process, member, registry_of(plan.spec), guard, pipe)
+        found = cls(plan, process, member, registry, guard, pipe)
+        try:
+            found.registry = registry or registry_of(plan.spec)
+        except VimeError:
+            found.close(lambda: True)
+            raise
+        return found
 
     @property
     def pid(self) -> int:
@@ -73,6 +83,14 @@ class LocalCommand:
         os.write(self._pipe, _DONE)
         os.close(self._pipe)
         os.waitpid(self._guard, 0)
+
+
+def _folder(spec: Spec) -> Registry | None:
+    """The registry, where it is a folder; of a cluster only whether something listens there is asked."""
+    if spec.folder:
+        return registry_of(spec)
+    check_port(spec.gcs)
+    return None
 
 
 def _end(member: Member, session: str, is_urgent: Callable[[], bool] = lambda: False) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import re
 import secrets
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from vime.debug.attach import clusters, environment, values
-from vime.debug.attach.command import WHAT_WORKS, Command, parse
+from vime.debug.attach.command import WHAT_WORKS, Command, parse, problems_here
 from vime.debug.attach.points import When, condition_problem, module_folders, place, program_file
 from vime.debug.stop import registry
 from vime.debug.stop.spec import Point, Spec, Who
@@ -24,7 +20,7 @@ from vime.errors import ConfigError, UsageError
 from vime.reward.breakpoints import DEBUG_SPEC
 
 HERE, CLUSTER, JOB = "on this machine", "in the cluster", "as a job"
-IMPORT_SECONDS = 120.0
+_URL = re.compile(r"https?://[^/:?#]+|https?://\[")
 _Value = TypeVar("_Value")
 
 
@@ -76,18 +72,20 @@ class Plan:
 
 @dataclass
 class _Problems:
-    """Collects what is wrong, to be said at once."""
+    """Collects what is wrong, to be said at once, also what cannot be read."""
 
     found: list[str] = field(default_factory=list)
 
     def try_(self, make: Callable[[], _Value], instead: _Value) -> _Value:
-        """``make()``, or ``instead`` where it raises ValueError or UsageError."""
+        """``make()``, or ``instead`` where it raises ValueError, UsageError or OSError."""
         try:
             return make()
         except UsageError as error:
             self.found += error.message.splitlines()
         except ValueError as error:
             self.found.append(str(error))
+        except OSError as error:
+            self.found.append(f"{error.filename}: cannot be read: {error.strerror}")
         return instead
 
 
@@ -100,9 +98,11 @@ def plan(asked: Asked, env: Mapping[str, str] = os.environ) -> Plan:
     variable = environment.post_mortem_name(env, job)
     spec, places = _spec(asked, command, env, bool(variable), problems)
     if command is not None:
-        problems.found += _command_problems(command, where)
+        problems.found += problems_here(command) if where != JOB else []
     if spec.is_ray_debugger and where == HERE:
         problems.found.append("--ray-debugger: stops through a cluster: give --submit URL or --address HOST:PORT")
+    if where == CLUSTER:
+        problems.found += environment.job_config_problems(env.get(environment.JOB_CONFIG, ""))
     if env.get(DEBUG_SPEC):
         problems.found.append("this is a process of a debug run already: the command would belong to both")
     if problems.found or command is None:
@@ -131,7 +131,7 @@ def _where(asked: Asked, command: Command | None, env: Mapping[str, str]) -> tup
     named = command.ray_address() if command is not None else ""
     url = asked.submit or (given if given.startswith(("http://", "https://")) else "")
     if url and not asked.is_local and (asked.submit or not asked.address):
-        if not url.startswith(("http://", "https://")):
+        if not _URL.match(url):
             raise ValueError(f"--submit {url}: is no address of a dashboard, such as http://127.0.0.1:8265")
         if asked.address:
             clusters.checked(asked.address, "--address")
@@ -221,33 +221,6 @@ def _points(
     return points, places
 
 
-def _command_problems(command: Command, where: str) -> list[str]:
-    if where == JOB:
-        return []
-    found = []
-    if command.file and not os.path.isfile(command.file):
-        found.append(f"{command.file}: there is no such program")
-    interpreter = shutil.which(command.interpreter or sys.executable)
-    if interpreter is None:
-        return [*found, f"{command.interpreter}: there is no such interpreter"]
-    if Path(interpreter).parent == Path(sys.executable).parent:
-        if importlib.util.find_spec("debugpy") is None:
-            found.append("debugpy is not installed: pip install debugpy")
-    elif why := _import_problem(interpreter):
-        found.append(f"{command.interpreter} is {interpreter}: {why}; give {sys.executable} instead")
-    return found
-
-
-def _import_problem(interpreter: str) -> str:
-    """Why another interpreter can take no part in a debug run; "" where it can."""
-    words = [interpreter, "-c", "import vime.debug.stop.spec, debugpy"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=IMPORT_SECONDS, cwd=os.sep, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not start: {error}"
-    return (done.stderr.strip().splitlines() or ["it ended"])[-1] if done.returncode else ""
-
-
 def _with_registry(spec: Spec, where: str, address: str) -> Spec:
     if where == HERE:
         return replace(spec, folder=str(registry.root()))
@@ -265,6 +238,9 @@ def _environment(
         return found, notes
     config = environment.job_config(env.get(environment.JOB_CONFIG, ""), spec, has_rays_post_mortem)
     found |= config.value | {clusters.ADDRESS: spec.gcs}
+    if clusters.KEEP_LOOPBACK not in env and clusters.is_on_loopback(spec.gcs):
+        found[clusters.KEEP_LOOPBACK] = "0"
+        notes = (*notes, f"{clusters.KEEP_LOOPBACK}=0 is set: the cluster is on loopback, and Ray would look elsewhere")
     return found, tuple(dict.fromkeys((*notes, *config.notes)))
 
 

@@ -53,10 +53,14 @@ def place(number: int, text: str, when: When, folders: Sequence[str], command: C
         raise ValueError(f"-b {text}: is neither FILE:LINE nor MODULE:QUALNAME")
     template = Point(f"p{number}", text, condition=when.condition, who=when.who, hit=when.hit, is_every=when.is_every)
     if _LINE.fullmatch(after):
+        if not int(after):
+            raise ValueError(f"-b {text}: lines count from 1")
         file = Path(before)
         if not file.is_file():
             raise ValueError(f"-b {text}: there is no file {before}")
         source = file.read_bytes()
+        if command is not None and os.path.isfile(command.file) and os.path.samefile(file, command.file):
+            file = Path(command.file)  # by the name that Python is given: either may be a link
         path = os.path.abspath(file)
         point = replace(template, file=path, line=int(after), sha1=_sha1(source))
         return Placed(point, _landed(point, source, path))

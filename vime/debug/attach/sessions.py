@@ -84,7 +84,7 @@ def look(address: str | None = None, key: str | None = None) -> Seen:
 def look_here() -> tuple[Session, ...]:
     """The debug runs of this machine's folder; entries of what has been killed are removed."""
     folder = registries.root()
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return ()
     return _sessions(FolderRegistry(folder), _is_alive_here, lambda run: False)
 

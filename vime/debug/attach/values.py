@@ -11,11 +11,12 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PORTS = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+LONGEST_SECONDS = 365 * 86400.0
 LAST_PORT, FIRST_PORT = 65535, 1024
 
 
 def duration(text: str, option: str) -> float:
-    """Seconds of "30m", "1h30m", "90s" or "90"; more than 0."""
+    """Seconds of "30m", "1h30m", "90s" or "90"; more than 0, at most ``LONGEST_SECONDS``."""
     if _NUMBER.fullmatch(text):
         seconds = float(text)
     elif _DURATION.fullmatch(text):
@@ -24,6 +25,8 @@ def duration(text: str, option: str) -> float:
         raise ValueError(f"{option} {text}: is no duration such as 90s, 30m or 1h30m")
     if seconds <= 0:
         raise ValueError(f"{option} {text}: must be longer than nothing")
+    if seconds > LONGEST_SECONDS:
+        raise ValueError(f"{option} {text}: must not be longer than {LONGEST_SECONDS / _SECONDS['d']:g}d")
     return seconds
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from vime.debug.processes import Member
 from vime.debug.stop.registry import Registry, rows
+from vime.errors import VimeError
 
 WAITING, ATTACHED, RUNNING = "waiting", "attached", "running"
+_Kind = TypeVar("_Kind", "Stop", "Run")
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def forget_stop(registry: Registry, stop: Stop) -> None:
 def stops(registry: Registry, session: str = "") -> list[Stop]:
     """All that are noted, of one debug run or of all, the oldest first. Whether they still live is not asked here."""
     found = [(name, value) for name, value in rows(registry, f"{session}/stop/" if session else "") if "/stop/" in name]
-    return sorted((Stop(**value) for _, value in found), key=lambda stop: (stop.since, stop.key))
+    read = [_read(Stop, registry, name, value) for name, value in found]
+    return sorted(read, key=lambda stop: (stop.since, stop.key))
 
 
 def release(registry: Registry, stops_: Sequence[Stop]) -> None:
@@ -136,14 +139,14 @@ def put_run(registry: Registry, run: Run) -> None:
 
 def run_of(registry: Registry, session: str) -> Run | None:
     """What ``run`` has noted; None where it has not yet."""
-    value = registry.get(f"{session}/run")
-    return None if value is None else _run(value)
+    value = registry.get(name := f"{session}/run")
+    return None if value is None else _run(registry, name, value)
 
 
 def runs(registry: Registry) -> list[Run]:
     """All debug runs noted in this registry, the oldest first."""
-    found = [value for name, value in rows(registry, "") if name.endswith("/run") and name.count("/") == 1]
-    return sorted((_run(value) for value in found), key=lambda run: run.began)
+    found = [(name, value) for name, value in rows(registry, "") if name.endswith("/run") and name.count("/") == 1]
+    return sorted((_run(registry, name, value) for name, value in found), key=lambda run: run.began)
 
 
 def forget_run(registry: Registry, session: str) -> None:
@@ -152,5 +155,16 @@ def forget_run(registry: Registry, session: str) -> None:
         registry.delete(name)
 
 
-def _run(value: dict[str, Any]) -> Run:
-    return Run(**value | {"command": tuple(value["command"])})
+def _run(registry: Registry, name: str, value: dict[str, Any]) -> Run:
+    run = _read(Run, registry, name, value)
+    return replace(run, command=tuple(run.command))
+
+
+def _read(kind: type[_Kind], registry: Registry, name: str, value: dict[str, Any]) -> _Kind:
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise VimeError(
+            f"{registry.where}: this version of vime cannot read the entry {name}: {error}",
+            "another version has written it: use that one, or remove the entry",
+        ) from error

@@ -65,7 +65,7 @@ class FolderRegistry:
         except OSError as error:
             raise VimeError(f"{folder} cannot be made: {error}", "is the disk full, or read-only?") from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise UsageError(f"{folder} is not a folder that is yours alone", f"remove it, or chmod 700 {folder}")
+            raise UsageError(f"{folder} is not a folder that is yours alone", _OWN_FOLDER)
 
     def put(self, name: str, value: dict[str, Any]) -> None:
         self._place(name, value, os.replace)
@@ -102,6 +102,8 @@ class FolderRegistry:
             return json.loads(self._path(name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise VimeError(f"{self._path(name)} cannot be read: {error}", "remove it") from error
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -144,7 +146,7 @@ class GcsRegistry:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         self.where = address
-        _check_port(address)
+        check_port(address)
         try:
             self._client = GcsClient(address=address)
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
@@ -176,8 +178,8 @@ class GcsRegistry:
             raise VimeError(f"the cluster at {self.where} does not answer: {_first_line(error)}", _HINT) from error
 
 
-def _check_port(address: str) -> None:
-    """Ray's client itself tries for 40 s."""
+def check_port(address: str) -> None:
+    """VimeError where nothing listens at HOST:PORT: Ray's client itself tries for 40 s."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
@@ -185,6 +187,7 @@ def _check_port(address: str) -> None:
         raise VimeError(f"the cluster at {address} does not answer: {error}", _HINT) from error
 
 
+_OWN_FOLDER = "remove it if it is yours; else set TMPDIR to a folder that nobody else may write to"
 _HINT = "is it still there? With token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
 
 
