@@ -39,6 +39,14 @@ IDLE = [Frame("Worker.main_loop", RAY, 1069), Frame("<module>", f"{SITE}/ray/_pr
 WORKER = f"{VIME}/reward/worker.py"
 FREE_WORKER = [Frame("_recv", "/usr/lib/python3.11/multiprocessing/connection.py", 5), Frame("main", WORKER, 66)]
 GATHER = [Frame("wait", RAY, 3000), Frame("gather", f"{VIME}/cluster/waiting.py", 24)]
+AT_POINT = [Frame("_wait", f"{VIME}/debug/stop/pause.py", 216), Frame("hit", f"{VIME}/debug/stop/hit.py", 60)]
+ATTACHED = [
+    Frame("wait", "/usr/lib/python3.11/threading.py", 327),
+    Frame("_do_wait_suspend", f"{SITE}/debugpy/_vendored/pydevd/pydevd.py", 2156),
+]
+THREADS = "/usr/lib/python3.11/threading.py"
+CORE_STEP = Frame("step", f"{SITE}/vllm/v1/engine/core.py", 665)
+UNDER_RUNNER = [*REWARD[:1], Frame("main", f"{VIME}/debug/stop/runner.py", 80)]
 CORE_IDLE = [
     Frame("get", "/usr/lib/python3.11/queue.py", 171),
     Frame("EngineCoreProc._process_input_queue", f"{SITE}/vllm/v1/engine/core.py", 1000),
@@ -68,6 +76,10 @@ def ranks(*stacks):
         (CORE_IDLE, "idle: no work"),
         (FREE_WORKER, "idle: no work"),
         ([Frame("lock", f"{SITE}/lib.py", 3)], "lock"),
+        ([*AT_POINT, STEP, *BOTTOM], "the debugger <- step.py:106 _finalize"),
+        ([*ATTACHED, CORE_STEP, *BOTTOM], "the debugger <- core.py:665 step"),
+        ([*ATTACHED, Frame("_bootstrap", THREADS, 1002)], "wait"),
+        (UNDER_RUNNER, "reward.py:12 score"),
     ],
 )
 def test_a_place_is_the_own_frame_and_what_it_waits_in(frames, text):
@@ -87,6 +99,15 @@ def test_the_rank_that_is_missing_is_named_and_comes_first():
         "trainer rank 1: reward.py:12 score",
         "trainer ranks 0, 2, 3: all_reduce <- step.py:106 _finalize",
     ]
+
+
+def test_a_rank_that_a_debugger_has_stopped_is_shown_where_it_stands():
+    found = ranks(ALL_REDUCE, [*AT_POINT, STEP, *BOTTOM])
+    assert (
+        found.culprit
+        == "trainer rank 1 is in step.py:106 _finalize, in the debugger; rank 0 waits for it in all_reduce"
+    )
+    assert "debug/stop" not in "".join(short_lines(groups_of(found.dumps)))
 
 
 def test_a_rank_in_vimes_own_code_is_odd_as_well():

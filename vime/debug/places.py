@@ -16,6 +16,8 @@ RAY_IDLE = {"main_loop"}
 """Of Ray's workers: no call is under way."""
 VLLM_IDLE = {"_process_input_queue"}
 NOT_A_CALL = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "__call__", "__exit__"}
+DEBUGGER = ("/vime/debug/stop/hit.py", "/vime/debug/stop/pause.py", "/debugpy/")
+STOPPED = "the debugger"
 NUM_IN_SHORT = 4
 
 
@@ -60,6 +62,8 @@ class Group:
 
 def place_of(thread: Thread) -> Place:
     """The place of one thread, from its frames."""
+    if (below := _below_debugger(thread.frames)) is not None:
+        return Place(below[0], STOPPED, is_users(below[0].file))
     functions = {frame.name for frame in thread.frames}
     at = next((i for i, frame in enumerate(thread.frames) if is_own(frame.file)), None)
     own = None if at is None else thread.frames[at]
@@ -74,6 +78,13 @@ def place_of(thread: Thread) -> Place:
         return Place(own, is_idle=True)
     call = next((f.name for f in above if f.name not in NOT_A_CALL and f.file.endswith(".py")), "")
     return Place(own, call, own is not None and is_users(own.file))
+
+
+def _below_debugger(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
+    """From the frame in which a debugger has stopped a thread; None for others, and for the debugger's own threads."""
+    inside = [i for i, frame in enumerate(frames) if any(part in frame.file for part in DEBUGGER)]
+    below = tuple(frames[inside[-1] + 1 :]) if inside else ()
+    return below if any(os.path.basename(frame.file) != "threading.py" for frame in below) else None
 
 
 def _collective(above: Sequence[Frame]) -> str | None:
@@ -96,8 +107,9 @@ def groups_of(dumps: Sequence[Dump]) -> list[Group]:
         main = dump.threads[0] if dump.threads else None
         place = None if main is None else place_of(main)
         others, num_hidden = _others(dump.threads[1:])
+        frames = () if main is None else _below_debugger(main.frames) or main.frames
         key = (role, dump.problem or f"{place} {others}")
-        group = found.setdefault(key, Group([], role, place, dump.problem, main.frames if main else (), others))
+        group = found.setdefault(key, Group([], role, place, dump.problem, frames, others))
         group.names.append(dump.who.name)
         group.num_hidden = max(group.num_hidden, num_hidden)
     return sorted(found.values(), key=lambda group: _oddness(group, sizes[group.role]))
