@@ -251,27 +251,61 @@ def test_post_mortem_of_the_first_only_and_of_a_role(debug_run: Any) -> None:
     assert [(code, "stopped at" in said) for code, said in codes] == [(1, True), (1, False)]
 
 
+SAME = """
+    import atexit, inspect, os, pickle, sys, threading, time, warnings, weakref
+    class A:
+        pass
+    def kept(a):
+        mine = locals()
+        b = A()
+        gone = weakref.ref(b)
+        c = 1
+        del b
+        return sorted(mine), gone() is None
+    names = sorted(n for n in globals() if n != "__vime_hit__")
+    print(sys.argv, __name__, __file__, __spec__ and __spec__.name, sys.path[0], __package__, __doc__, names)
+    print(type(pickle.loads(pickle.dumps(A()))), __annotations__, type(__loader__).__name__, kept(1))
+    print(inspect.getsource(kept), sys.gettrace(), threading.active_count())
+    warnings.warn("where")
+    atexit.register(lambda: print("at exit", getattr(sys, "last_value", None)))
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    if sys.argv[1] == "hook":
+        sys.excepthook = lambda kind, error, traceback: print("hook", error, traceback.tb_lineno) or 1 / 0
+    if sys.argv[1] != "3":
+        kept(1)[0].nothing
+    sys.exit(int(sys.argv[1]))
+"""
+
+
 def test_the_runner_is_python_as_ever(debug_run: Any) -> None:
-    source = """
-        import os, pickle, sys
-        class A:
-            pass
-        print(sys.argv, __name__, __file__, __spec__ and __spec__.name, sys.path[0], __package__, __doc__)
-        print(type(pickle.loads(pickle.dumps(A()))), sorted(n for n in globals() if n[:2] != "__" ))
-        sys.exit(int(sys.argv[1]))
-    """
+    """Points that never stop change nothing: neither what is printed, tracebacks included, nor the exit code."""
     debug_run.write("pkg/__init__.py", "")
-    debug_run.write("pkg/mod.py", source)
-    debug_run.write("train.py", source)
-    debug_run.write("pkg/fails.py", "def f():\n    raise ValueError('x')\nf()\n")
-    debug_run.point("pkg/mod.py:1")
-    debug_run.set(wait_seconds=0.1)
-    for words in (["train.py", "3"], ["-m", "pkg.mod", "4"], ["pkg/fails.py"], ["-m", "pkg.nothing"], ["nothing.py"]):
-        plain = subprocess.run([sys.executable, *words], cwd=debug_run.folder, capture_output=True, text=True)
-        code, said = debug_run.start(*words).end()
-        lines = [line for line in said.splitlines() if not line.startswith("vime debug:")]
-        expected = (plain.stdout + plain.stderr).splitlines()
-        assert (code, lines) == (plain.returncode, [line for line in expected if line.strip() != "^"])
+    for name in ("train.py", "pkg/mod.py", "pkg/__main__.py"):
+        debug_run.write(name, SAME)
+        debug_run.point(name, "del b", condition="a == 2")
+        debug_run.point(name, "class A", condition="False")
+    debug_run.write("interrupted.py", "def f():\n    raise KeyboardInterrupt\nf()\n")
+    debug_run.write("broken.py", "x = (1 +\n")
+    debug_run.write("imports.py", "import pkg.mod2, broken\n")
+    debug_run.write("pkg/mod2.py", "def f():\n    return 1\nf()\n")
+    debug_run.point("pkg/mod2.py:2", condition="1 > 2")
+    debug_run.set(post_mortem=Who(roles=("trainer",)))
+    lines = "train.py 3;./train.py x;train.py hook;pkg x;-m pkg.mod 3;-m pkg.mod x;interrupted.py;imports.py;nothing.py"
+    for words in map(str.split, f"{lines};-m pkg.nothing".split(";")):
+        plain, debug = (
+            subprocess.run([sys.executable, *way], cwd=debug_run.folder, env=env, capture_output=True, text=True)
+            for way, env in ((words, None), (["-m", "vime.debug.stop.runner", *words], debug_run.environ()))
+        )
+        where = words, debug.stderr
+        assert (plain.returncode, plain.stdout) == (debug.returncode, debug.stdout), where
+        assert _but_our_hook(debug.stderr) == plain.stderr, where
+
+
+def _but_our_hook(traceback: str) -> str:
+    """Of an error in the program's own ``sys.excepthook``: without the frame that calls it."""
+    lines = traceback.splitlines(keepends=True)
+    ours = [i for i, line in enumerate(lines) if "in at_error" in line]
+    return "".join(line for i, line in enumerate(lines) if i not in ours and i - 1 not in ours)
 
 
 def test_another_sitecustomize_is_run_as_well(debug_run: Any) -> None:

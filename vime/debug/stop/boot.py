@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import get_ident
-from importlib import _bootstrap
+from importlib import _bootstrap, import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 
@@ -63,7 +63,7 @@ def install(is_start: bool = False) -> None:
         _when_loaded(module, _take_breakpoint_back)
     os.environ["PYTHONBREAKPOINT"] = "vime.debug.stop.boot._breakpoint"
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        _when_loaded("ray._private.worker", _patch_merge)
+        _when_loaded("ray._private.worker", lambda module: _call("worker", "patch_merge", module))
     os.register_at_fork(after_in_child=_in_forked_child)
     if is_post_mortem:
         _install_post_mortem()
@@ -77,19 +77,41 @@ def code_with_points(name: str, path: str) -> CodeType | None:
         return None
     _busy.add(get_ident())
     try:
-        is_first = "vime.debug.stop.targets" not in sys.modules
-        from vime.debug.stop.targets import code_of
-
-        if is_first:
-            _report_imported()  # what points need themselves has none
-        return code_of(name, path)
+        code: CodeType | None = _call("targets", "code_of", name, path)
+        return code if code is not None and _can_call_hit(name) else None
     finally:
         _busy.discard(get_ident())
+
+
+def _can_call_hit(name: str) -> bool:
+    """What the points of module ``name`` call is loaded before that module runs: what it needs itself has no points."""
+    if "vime.debug.stop.hit" not in sys.modules:
+        if _call("hit", "is_ready") is None:
+            return False
+        _report_imported(name)
+    return True
+
+
+def _call(module: str, function: str, *args: Any) -> Any:
+    """A function of ours, loaded when it is needed. What goes wrong in it is told, and the user's process goes on."""
+    if sys.is_finalizing():
+        return None
+    try:
+        return getattr(import_module(f"vime.debug.stop.{module}"), function)(*args)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
+        from vime.debug.stop.say import say
+
+        say(f"process {os.getpid()} goes on without a stop: {type(error).__name__}: {error}")
+        return None
 
 
 def _get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     code = code_with_points(fullname, self.path)
     return _load(self, fullname) if code is None else code
+
+
+# Python leaves the frames of an import out of a traceback, and tells them by their file.
+_get_code.__code__ = _get_code.__code__.replace(co_filename=_load.__code__.co_filename)
 
 
 def _run_main_with_points() -> None:
@@ -107,11 +129,11 @@ def _run_main_with_points() -> None:
         os.execv(sys.executable, command)
 
 
-def _report_imported() -> None:
-    """What was loaded before cannot have points any more: said, never silent."""
+def _report_imported(beside: str = "") -> None:
+    """What was loaded before cannot have points any more: said, never silent. ``beside``: is being loaded now."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in MAIN or not isinstance(file, str):
+        if name in (*MAIN, beside) or not isinstance(file, str):
             continue
         if name in _names or os.path.basename(file) in _files:
             from vime.debug.stop.say import say
@@ -175,9 +197,7 @@ def _patch_runpy(runpy: Any) -> None:
 
 def _breakpoint(*_args: object, **_options: object) -> None:
     """Stands for ``breakpoint()``."""
-    from vime.debug.stop.pause import at_breakpoint
-
-    at_breakpoint(sys._getframe(1))
+    _call("pause", "at_breakpoint", sys._getframe(1))
 
 
 def _take_breakpoint_back(_pydevd: ModuleType) -> None:
@@ -191,25 +211,18 @@ def _in_forked_child() -> None:
             module.in_forked_child()
 
 
-def _patch_merge(module: ModuleType) -> None:
-    from vime.debug.stop.worker import patch_merge
-
-    patch_merge(module)
-
-
 def _install_post_mortem() -> None:
     before = sys.excepthook
 
     def at_exception(kind: Any, error: BaseException, traceback: Any) -> None:
         before(kind, error, traceback)
-        from vime.debug.stop.post_mortem import stop_at
-
-        stop_at(error)
+        if isinstance(error, Exception):  # nothing is loaded for others: a Ctrl-C's exit code would be lost
+            _call("post_mortem", "stop_at", error)
 
     sys.excepthook = at_exception
     _when_loaded("threading", _patch_threading)
-    _when_loaded("ray.util.rpdb", lambda module: _then(module, "patch_ray"))
-    _when_loaded("vime.reward.worker", lambda module: _then(module, "patch_reward_worker"))
+    _when_loaded("ray.util.rpdb", lambda module: _call("post_mortem", "patch_ray", module))
+    _when_loaded("vime.reward.worker", lambda module: _call("post_mortem", "patch_reward_worker", module))
 
 
 def _patch_threading(threading: Any) -> None:
@@ -218,18 +231,10 @@ def _patch_threading(threading: Any) -> None:
 
     def at_exception(arguments: Any) -> None:
         before(arguments)
-        if arguments.exc_value is not None:
-            from vime.debug.stop.post_mortem import stop_at
-
-            stop_at(arguments.exc_value)
+        if isinstance(arguments.exc_value, Exception):
+            _call("post_mortem", "stop_at", arguments.exc_value)
 
     threading.excepthook = at_exception
-
-
-def _then(module: ModuleType, function: str) -> None:
-    import importlib
-
-    getattr(importlib.import_module("vime.debug.stop.post_mortem"), function)(module)
 
 
 def _install_signal() -> None:
@@ -250,6 +255,4 @@ def _install_signal() -> None:
 
 def _at_signal(_number: int, frame: FrameType | None) -> None:
     if frame is not None:
-        from vime.debug.stop.pause import at_signal
-
-        at_signal(frame)
+        _call("pause", "at_signal", frame)

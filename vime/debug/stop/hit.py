@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from inspect import CO_OPTIMIZED
+from types import CodeType, FrameType, FunctionType
 
 from vime.debug.stop.identity import Identity, whoami
 from vime.debug.stop.say import say, say_once
@@ -27,11 +29,12 @@ _num_introductions = 0
 @dataclass
 class _Watch:
     """state: of the process when ``is_mine`` was decided. is_claimed: this process is the first of all. told: what
-    the registry knows, (the process is asked for, the condition was true).
+    the registry knows, (the process is asked for, the condition was true). compiled: the condition where it stands.
     """
 
     point: Point
     condition: CodeType | None
+    compiled: CodeType | None = None
     state: int = -1
     is_mine: bool = False
     count: int = 0
@@ -40,9 +43,9 @@ class _Watch:
     told: tuple[bool, bool] | None = None
 
 
-def hit(point_id: str) -> None:
-    """A point was reached, in the caller's frame."""
-    if point_id in _off:
+def hit(point_id: str, condition: Callable[[], object] | None = None) -> None:
+    """A point was reached, in the caller's frame. ``condition``: as a function that sees the caller's variables."""
+    if point_id in _off or sys.is_finalizing():
         return
     watch = _watches.get(point_id)
     if watch is None:
@@ -52,7 +55,7 @@ def hit(point_id: str) -> None:
         return  # a point in what a stop itself needs
     _inside.add(thread)
     try:
-        _consider(watch, sys._getframe(1))
+        _consider(watch, sys._getframe(1), condition)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
         _off.add(point_id)
         say(f"{watch.point.text} does not stop in process {os.getpid()}: {type(error).__name__}: {error}")
@@ -60,12 +63,23 @@ def hit(point_id: str) -> None:
         _inside.discard(thread)
 
 
-def _consider(watch: _Watch, frame: FrameType) -> None:
+hit._torchdynamo_disable = True  # type: ignore[attr-defined]
+hit._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a point of vime debug-attach: TORCH_COMPILE_DISABLE=1 runs the program without compiling it"
+)
+
+
+def is_ready() -> bool:
+    """Loaded: an instrumented module can import ``hit``."""
+    return True
+
+
+def _consider(watch: _Watch, frame: FrameType, condition: Callable[[], object] | None) -> None:
     if watch.state != (state := _state()):
         watch.is_mine, watch.state = _is_selected(watch.point), state
     if not watch.is_mine:
         return _tell(watch, False, False)
-    if not _holds(watch, frame):
+    if not _holds(watch, frame, condition):
         return _tell(watch, True, False)
     if not _counts(watch):
         return _tell(watch, True, True)
@@ -125,21 +139,34 @@ def is_one_of(me: Identity, who: Who) -> bool:
     return (not who.roles or me.role in who.roles) and (who.ranks is None or me.rank in who.ranks)
 
 
-def _holds(watch: _Watch, frame: FrameType) -> bool:
+def _holds(watch: _Watch, frame: FrameType, condition: Callable[[], object] | None) -> bool:
     """Whether the condition is true here; one that raises is told once, and is not true."""
-    code = watch.condition
-    if code is None:
+    if watch.condition is None:
         return True
     try:
-        if any(isinstance(c, CodeType) for c in code.co_consts):  # a scope inside sees no locals of eval
-            return bool(eval(code, {**frame.f_globals, **frame.f_locals}))
-        return bool(eval(code, frame.f_globals, frame.f_locals))
+        if isinstance(condition, FunctionType) and frame.f_code.co_flags & CO_OPTIMIZED:
+            return bool(_nowhere(watch, condition)())
+        return _evaluate(watch.condition, frame)
     except Exception as error:  # noqa: BLE001 - the user's expression; the run goes on
         if not watch.is_failure_told:
             watch.is_failure_told = True
             point = watch.point
             say(f"condition {point.condition!r} of {point.text} fails: {type(error).__name__}: {error}; it goes on")
         return False
+
+
+def _nowhere(watch: _Watch, condition: FunctionType) -> FunctionType:
+    """The same function, in no file: a client that is there already does not stop in it."""
+    if watch.compiled is None:
+        watch.compiled = condition.__code__.replace(co_filename=f"<condition of {watch.point.text}>")
+    return FunctionType(watch.compiled, condition.__globals__, "condition", None, condition.__closure__)
+
+
+def _evaluate(code: CodeType, frame: FrameType) -> bool:
+    """In a module or the body of a class, whose variables are a dictionary as they are."""
+    if any(isinstance(c, CodeType) for c in code.co_consts):  # a scope inside sees no locals of eval
+        return bool(eval(code, {**frame.f_globals, **frame.f_locals}))
+    return bool(eval(code, frame.f_globals, frame.f_locals))
 
 
 def _counts(watch: _Watch) -> bool:

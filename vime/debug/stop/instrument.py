@@ -63,7 +63,7 @@ def instrument(source: bytes | str, filename: str, points: Sequence[Point]) -> t
     found = [(point, *_place(tree, point)) for point in points]
     for point, slot, place in found:
         if slot is not None and isinstance(place, Place):
-            _insert(slot, point.id, place.line)
+            _insert(slot, point, place.line)
     if any(slot is not None for _, slot, _ in found):
         _import_hit(tree)
     return compile(tree, filename, "exec", dont_inherit=True), [place for _, _, place in found]
@@ -178,10 +178,9 @@ def _own_expressions(statement: ast.AST) -> Iterator[ast.expr]:
         yield from _own_expressions(child)
 
 
-def _insert(slot: _Slot, point_id: str, line: int) -> None:
-    call: ast.stmt = ast.Expr(
-        ast.Call(ast.Name(NAME, ast.Load()), [ast.Constant(point_id)], []),
-    )
+def _insert(slot: _Slot, point: Point, line: int) -> None:
+    arguments: list[ast.expr] = [ast.Constant(point.id), *_condition(point)]
+    call: ast.stmt = ast.Expr(ast.Call(ast.Name(NAME, ast.Load()), arguments, []))
     _put_at(call, line - 1)
     index = slot.block.index(slot.statement)
     if not slot.is_after:
@@ -190,6 +189,18 @@ def _insert(slot: _Slot, point_id: str, line: int) -> None:
     here = ast.Pass()  # else nothing is left to stop at
     _put_at(here, line)
     slot.block[index + 1 :] = [call, here]
+
+
+def _condition(point: Point) -> list[ast.expr]:
+    """As a function that sees the variables of its place: to ask a frame for all of its own would keep their values
+    alive, and change what the program itself has from ``locals()``. Empty for none, and for what is no expression.
+    """
+    try:
+        wanted = [ast.parse(point.condition.strip(), mode="eval").body] if point.condition else []
+    except SyntaxError:
+        return []
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return [ast.Lambda(nothing, expression) for expression in wanted]
 
 
 def _import_hit(tree: ast.Module) -> None:
@@ -207,7 +218,7 @@ def _import_hit(tree: ast.Module) -> None:
 
 def _put_at(tree: ast.AST, line: int) -> None:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr, ast.alias)):
+        if isinstance(node, (ast.stmt, ast.expr, ast.alias, ast.arg, ast.keyword)):
             node.lineno = node.end_lineno = line
             node.col_offset = node.end_col_offset = 0
 

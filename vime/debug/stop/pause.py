@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import linecache
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class _Open:
 class _State:
     """Of this process. ``open``: by key; ``keeper`` looks after them. ``inside``: threads that are at a stop."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)  # a signal stops the thread that holds it
     registry: Registry | None = None
     open: dict[str, _Open] = field(default_factory=dict)
     keeper: threading.Thread | None = None
@@ -87,7 +88,7 @@ def at_signal(frame: FrameType) -> None:
 def stop_here(here: Here) -> bool:
     """True once a client has attached and has the frame; False where the process goes on without."""
     spec, thread = spec_here(), threading.get_ident()
-    if spec is None or thread in _state.inside:
+    if spec is None or thread in _state.inside or sys.is_finalizing():  # no thread of a debugger runs any more then
         return False
     _state.inside.add(thread)
     try:
@@ -124,7 +125,6 @@ def _stop(spec: Spec, here: Here) -> bool:
     with _endpoint_of(spec) as endpoint:
         stop = _record(spec, here, endpoint)
         registry = _registry(spec)
-        note_group(registry, stop)
         is_attached = tracing.is_client_connected()
         _note(registry, replace(stop, state=ATTACHED) if is_attached else stop)
         _note_group(registry, stop)
@@ -172,7 +172,7 @@ def _record(spec: Spec, here: Here, endpoint: tuple[str, int]) -> Stop:
         session=spec.session,
         point=here.point,
         reason=here.reason,
-        file=code.co_filename,
+        file=os.path.normpath(code.co_filename),
         line=here.line,
         function=code.co_qualname,
         code=linecache.getline(code.co_filename, here.line, here.frame.f_globals).strip(),
@@ -234,8 +234,6 @@ def _note(registry: Registry, stop: Stop) -> None:
 
 def _note_group(registry: Registry, stop: Stop) -> None:
     """Who waits for this process; a program whose groups cannot be asked stops all the same."""
-    from vime.debug.stop.hold import note_group
-
     try:
         note_group(registry, stop)
     except Exception as error:  # noqa: BLE001 - torch's own, of whatever kind

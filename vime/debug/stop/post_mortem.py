@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any
 from vime.debug.stop import pause, tracing
 from vime.debug.stop.hit import is_one_of
 from vime.debug.stop.identity import whoami
+from vime.debug.stop.say import say
 from vime.debug.stop.spec import Spec
 from vime.debug.stop.targets import is_library, spec_here
 from vime.reward.function import is_vimes
@@ -24,17 +26,25 @@ def stop_at(error: BaseException, *, is_printed: bool = True) -> bool:
     Public: for code that catches an error itself and ends the process with a message. ``is_printed``: the user has
     seen it; if not it is printed here, before anything stops.
     """
+    try:
+        return _stop_at(error, is_printed)
+    except Exception as fault:  # noqa: BLE001 - a fault of ours must not take the place of the user's error
+        say(f"process {os.getpid()} goes on without a stop: {type(fault).__name__}: {fault}")
+        return False
+
+
+def _stop_at(error: BaseException, is_printed: bool) -> bool:
     spec = spec_here()
     place = None if spec is None else _users(error.__traceback__)
     if spec is None or place is None or not _is_due(spec, error):
         return False
-    setattr(error, _MARK, True)
+    vars(error)[_MARK] = True  # also of one that may not be changed, such as a frozen dataclass
     _num_stops[0] += 1
     if not is_printed:
         traceback.print_exception(error, file=sys.stderr)
     part, line = _up_to(error.__traceback__, place), place.tb_lineno
     frame = place.tb_frame
-    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200].removesuffix(": ")
+    reason = f"{type(error).__name__}: {_text_of(error)}".splitlines()[0][:200].removesuffix(": ")
     here = pause.Here(frame, line, reason, pause.POST_MORTEM, lambda: tracing.stop_at_error(error, part, frame))
     return pause.stop_here(here)
 
@@ -88,6 +98,18 @@ def _users(top: TracebackType | None) -> TracebackType | None:
 
 def _up_to(top: TracebackType | None, last: TracebackType) -> TracebackType:
     """The traceback without what is below ``last``: its frame is then the one that a client is shown."""
-    if top is None or top is last:
-        return TracebackType(None, last.tb_frame, last.tb_lasti, last.tb_lineno)
-    return TracebackType(_up_to(top.tb_next, last), top.tb_frame, top.tb_lasti, top.tb_lineno)
+    entries = []
+    while top is not None and top is not last:
+        entries.append(top)
+        top = top.tb_next
+    found = TracebackType(None, last.tb_frame, last.tb_lasti, last.tb_lineno)
+    for entry in reversed(entries):
+        found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return found
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own __str__, which Python's traceback survives as well
+        return "<str() failed>"

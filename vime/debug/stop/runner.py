@@ -9,18 +9,16 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any
 
-EXIT_ERROR = 1
-_OURS = (os.path.realpath(__file__), "<frozen runpy>")
+_ME = os.path.realpath(__file__)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the target that the arguments name; raises what it raises, but for errors: those are printed, as Python does.
-
-    SystemExit with the target's exit code.
-    """
+    """Run the target that the arguments name; raises what it raises, which Python itself then prints."""
     from vime.debug.stop import boot
     from vime.debug.stop.linger import linger
     from vime.reward.role import PID, introduce
@@ -30,26 +28,23 @@ def main(arguments: list[str]) -> None:
     boot.install()
     try:
         _run(arguments)
-    except KeyboardInterrupt:
-        raise
     except SystemExit:
         linger()
         raise
-    except BaseException as error:  # noqa: BLE001 - as Python itself: whatever it is, it is printed and ends the program
-        _report(error)
-        linger()
-        _exit_with(EXIT_ERROR)
+    except BaseException:
+        sys.excepthook = _at_end(sys.excepthook)
+        raise
     linger()
 
 
 def _run(arguments: list[str]) -> None:
     module = ModuleType("__main__")
-    module.__dict__["__builtins__"] = builtins
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         _run_module(arguments[1], arguments[2:])
     elif arguments and not arguments[0].startswith("-"):
-        _run_script(module, arguments[0], arguments[1:])
+        _run_path(module, arguments[0], arguments[1:])
     else:
         sys.exit(f"vime debug: nothing to run: {' '.join(arguments)!r}; give a script, or -m MODULE")
 
@@ -62,15 +57,30 @@ def _run_module(name: str, arguments: list[str]) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _run_script(module: ModuleType, path: str, arguments: list[str]) -> None:
+def _run_path(module: ModuleType, path: str, arguments: list[str]) -> None:
     sys.argv[:] = [path, *arguments]
+    file = os.path.join(os.getcwd(), path)  # as Python has it, whatever is in sys.argv
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
-        sys.exit(f"vime debug: {path} is no script; give a file, or -m MODULE")
-    _set_first_path(os.path.dirname(os.path.realpath(path)))
-    file = os.path.abspath(path)  # as Python has it, whatever is in sys.argv
+        _run_folder(file)
+    else:
+        _set_first_path(os.path.dirname(os.path.realpath(path)))
+        _run_script(module, file)
+
+
+def _run_folder(path: str) -> None:
+    """Of the ``__main__`` inside; also a zip file's."""
+    import runpy
+
+    if sys.flags.safe_path:
+        sys.path.insert(0, path)
+    else:
+        sys.path[0] = path
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def _run_script(module: ModuleType, file: str) -> None:
     code = _code_of(file)
-    module.__file__ = file
-    module.__dict__["__cached__"] = None
+    module.__dict__.update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
     exec(code, module.__dict__)
 
 
@@ -94,25 +104,35 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _report(error: BaseException) -> None:
-    """As Python's own end would: through ``sys.excepthook``, without our frames at the bottom."""
-    traceback: TracebackType | None = error.__traceback__
-    while traceback is not None and _is_ours(traceback):
-        traceback = traceback.tb_next
-    error.__traceback__ = traceback
-    sys.excepthook(type(error), error, traceback)
+def _at_end(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``sys.excepthook`` for the error that ends the target: its own, without our frames at the bottom; then stay."""
+
+    def at_error(kind: Any, error: BaseException, traceback: TracebackType | None) -> None:
+        error.__traceback__ = traceback = _without_ours(traceback)
+        try:
+            hook(kind, error, traceback)
+        finally:
+            if not isinstance(error, KeyboardInterrupt):  # it waits for nothing
+                _stay(error)
+
+    return at_error
+
+
+def _stay(error: BaseException) -> None:
+    from vime.debug.stop.linger import linger
     from vime.debug.stop.post_mortem import stop_at
 
     stop_at(error)  # once for each error: here as well, because the program may have a hook of its own
+    linger()
 
 
-def _is_ours(traceback: TracebackType) -> bool:
-    file = traceback.tb_frame.f_code.co_filename
-    return file in _OURS or os.path.realpath(file) in _OURS
-
-
-def _exit_with(code: int) -> NoReturn:
-    sys.exit(code)
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    entry, found = traceback, traceback
+    while entry is not None:
+        if os.path.realpath(entry.tb_frame.f_code.co_filename) == _ME:
+            found = entry.tb_next
+        entry = entry.tb_next
+    return found
 
 
 if __name__ == "__main__":

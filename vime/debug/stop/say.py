@@ -15,9 +15,9 @@ def say(text: str) -> None:
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none: a daemon
+    except (OSError, ValueError, AttributeError, RuntimeError):  # closed; none: a daemon; a signal came while it wrote
         try:
-            os.write(2, line.encode())
+            os.write(2, line.encode(errors="backslashreplace"))
         except OSError:
             return  # nobody listens; the user's process goes on
 
