@@ -132,3 +132,5 @@ def bisect(call: Call, options: Options, planted: Sequence[str], others: Mapping
     with output.talk():
         found = crash.bisect_crash(loaded=loaded, console=console(loaded), asked=asked)
     output.crash(found, found.tables(), call.as_json)
+    if found.found.is_interrupted:
+        raise KeyboardInterrupt

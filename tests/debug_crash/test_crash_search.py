@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from vime.debug.crash.found import Found, Plan
 from vime.debug.crash.ledger import Ledger, repeats_for
 from vime.debug.crash.report import NOT_REPRODUCED, CrashReport, Request
-from vime.debug.crash.search import Found, Plan, search
+from vime.debug.crash.search import search
 from vime.debug.crash.toggles import axes, check_axes, chosen, overlaid, toggles
 from vime.debug.crash.trial import Ending, Outcome, Phase, Trial
 from vime.errors import UsageError, VimeError
@@ -222,14 +226,173 @@ def test_a_hang_is_an_outcome_of_its_own():
 
     found, _ = find(Both(lambda on, sent: "prefix_caching" in on and 1 in sent), num=4)
     assert names(found.removing) == {"prefix_caching"}
-    assert found.unknown == {"block_size": "crashed: SIGSEGV in the engine core"}
+    assert found.unknown == {"block_size": "crashed while serving: SIGSEGV in the engine core"}
     assert found.requests == (1,)
+
+
+class Causes(Engine):
+    """Crashes with the cause that ``cause`` gives for (names of what is changed, number of the attempt)."""
+
+    def __init__(self, crash, cause, **options) -> None:
+        super().__init__(crash, **options)
+        self.cause = cause
+
+    def __call__(self, trial: Trial) -> Ending:
+        ending = super().__call__(trial)
+        cause = self.cause(trial.names, self.num_starts)
+        return replace(ending, cause=cause) if ending.is_crash and cause else ending
+
+
+def test_another_error_is_another_crash():
+    """Without chunked prefill memory runs out: that says nothing of the crash that is looked for."""
+    engine = Causes(
+        lambda on, sent: "prefix_caching" in on or "chunked_prefill" not in on,
+        lambda names, number: "OutOfMemoryError: 3 GiB" if "chunked_prefill" in names else f"CudaError: at {number}",
+    )
+    found, ledger = find(engine, num=1, only=("prefix_caching", "chunked_prefill"))
+    assert names(found.removing) == {"prefix_caching"}
+    assert found.unknown == {"chunked_prefill": "crashed while serving: OutOfMemoryError: 3 GiB"}
+    assert found.num_crashed == 3  # whatever the number in its text
+    verdicts = {name: verdict for name, verdict, _ in report(found, ledger, 1).toggle_rows()}
+    assert verdicts["chunked_prefill"] == "NO EVIDENCE"
+
+
+def test_a_crash_of_two_shapes_is_known_by_either():
+    """A fault of memory may end as one signal or as another."""
+    engine = Causes(
+        lambda on, sent: 1 in sent,
+        lambda names, number: "SIGABRT in the engine core" if number % 2 else "",
+    )
+    found, ledger = find(engine, num=2, only=("prefix_caching",))
+    assert (found.num_crashed, found.num_runs) == (3, 3)
+    assert names(found.staying) == {"prefix_caching"}
+    assert found.requests == (1,)
+    assert dict(report(found, ledger, 2).rows())["crash"] == (
+        "SIGABRT in the engine core, or SIGSEGV in the engine core while serving"
+    )
+
+
+def test_what_most_of_the_confirming_runs_show_is_looked_for():
+    class Mixed(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            self.kind = Outcome.HUNG if self.num_starts == 0 else Outcome.CRASHED
+            return super().__call__(trial)
+
+    found, ledger = find(Mixed(lambda on, sent: True), num=1, only=("eager",))
+    assert ledger.first is not None
+    assert ledger.first.outcome == Outcome.CRASHED
+    assert (found.num_crashed, found.num_runs) == (2, 3)
+    (doubt,) = report(found, ledger, 1).doubts()
+    assert doubt == "one of the runs that confirm it ended otherwise: hung while serving: SIGSEGV in the engine core"
+
+
+def test_a_toggle_that_did_not_survive_often_enough_is_not_decided():
+    """The limit comes after the second of three: neither does it remove the crash, nor does the crash stay."""
+    engine = Engine(lambda on, sent: "prefix_caching" in on)
+    found, ledger = find(engine, only=("prefix_caching", "block_size"), max_attempts=6)
+    what = report(found, ledger)
+    verdicts = {name: (verdict, why) for name, verdict, why in what.toggle_rows()}
+    assert found.removing == []
+    assert verdicts["prefix_caching"][0] == "NOT DECIDED"
+    assert "survived 2 times, which is not enough" in verdicts["prefix_caching"][1]
+    assert verdicts["block_size"][0] == "NOT TRIED"
+    assert what.explanation == (
+        "no toggle was found that removes it: with 0 of 2 it was seen, of the others nothing is known"
+    )
+
+
+def test_confirming_that_is_cut_short_makes_no_flaky_crash():
+    found, ledger = find(Engine(lambda on, sent: True), max_attempts=2)
+    assert (found.num_crashed, found.num_runs) == (2, 2)
+    assert not found.is_flaky
+    assert dict(report(found, ledger).rows())["verdict"] == "CRASH: crashed in 2 of 2"
+
+
+def test_a_set_of_toggles_that_is_cut_short_is_not_called_smallest():
+    engine = Engine(lambda on, sent: bool({"prefix_caching", "chunked_prefill"} & on))
+    axes_ = ("prefix_caching", "chunked_prefill", "block_size")
+    whole, ledger = find(engine, num=1, num_runs=1, only=axes_)
+    assert whole.is_set_minimal
+    assert report(whole, ledger, 1).explanation == (
+        "it is gone only with prefix_caching and chunked_prefill changed together"
+    )
+    engine = Engine(engine.crash)
+    cut, ledger = find(engine, num=1, num_runs=1, only=axes_, max_attempts=6)
+    assert not cut.is_set_minimal
+    assert report(cut, ledger, 1).explanation.endswith("changed together; whether fewer are enough is not known")
+
+
+def test_a_request_without_which_the_engine_ends_otherwise_is_not_known_to_be_needed():
+    class Otherwise(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            self.kind = Outcome.HUNG if trial.requests == (3,) else Outcome.CRASHED
+            return super().__call__(trial)
+
+    engine = Otherwise(lambda on, sent: {1, 3} <= sent or sent == {3})
+    found, ledger = find(engine, num=4, only=("eager",))
+    assert found.requests == (1, 3)
+    assert not found.is_minimal
+    assert dict(report(found, ledger, 4).rows())["requests"] == (
+        "2 of 4 show it; whether 1/0 can be left out is not known"
+    )
+
+
+def test_a_toggle_that_has_another_in_force_as_well_is_not_counted_twice():
+    """Eager has no graphs: a crash of graphs needs one thing, not two."""
+
+    class Eager(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            ending = super().__call__(trial)
+            if "eager" in trial.names:
+                return replace(ending, facts={**ending.facts, "cudagraph_mode": "NONE"})
+            return ending
+
+    engine = Eager(lambda on, sent: {"cuda_graph", "eager"} <= on, facts=GPU)
+    found, ledger = find(engine, num=1, only=("cuda_graph", "eager"))
+    assert {"cuda_graph", "eager"} <= names(found.removing)
+    assert report(found, ledger, 1).explanation == "changing cuda_graph removes it"
+
+
+@pytest.mark.parametrize("num_done", [0, 2, 4, 12])
+def test_ctrl_c_leaves_what_is_known_by_then(num_done):
+    class Interrupted(Engine):
+        def __call__(self, trial: Trial) -> Ending:
+            if self.num_starts == num_done:
+                raise KeyboardInterrupt
+            return super().__call__(trial)
+
+    engine = Interrupted(lambda on, sent: "prefix_caching" in on and 3 in sent)
+    found, ledger = find(engine, only=("prefix_caching",))
+    assert found.is_interrupted
+    assert len(ledger.attempts) == num_done
+    assert found.num_crashed == min(num_done, 3)
+    assert 3 in found.requests
+    assert report(found, ledger).failed_checks == []
+    assert not found.is_minimal
+
+
+@pytest.mark.parametrize("guilty", [("prefix_caching",), ("cuda_graph", "batch_size"), ("speculative",), ()])
+@pytest.mark.parametrize("facts", [CPU, GPU])
+def test_what_is_printed_before_as_a_limit_holds(guilty, facts):
+    """Of the settings one at a time, then of the requests."""
+    said: list[tuple[int, str]] = []
+    engine = Engine(lambda on, sent: set(guilty) <= on, facts)
+    ledger = Ledger(engine, 1000)
+    search(ledger, Plan(16), lambda text: said.append((len(ledger.attempts), text)))
+    said.append((len(ledger.attempts), ""))
+    limits = [(begin, re.search(r"[Aa]t most (\d+) engine", text), end) for (begin, text), (end, _) in pairwise(said)]
+    found = [(end - begin, int(match[1])) for begin, match, end in limits if match]
+    assert len(found) >= 2
+    assert all(num <= limit for num, limit in found)
 
 
 def test_a_crash_before_any_request():
     found, ledger = find(Engine(lambda on, sent: "prefix_caching" in on, phase=Phase.STARTING), num=8)
     assert found.requests == ()
-    assert dict(report(found, ledger, 8).rows())["requests"] == "none: it crashes before any is sent"
+    what = report(found, ledger, 8)
+    assert dict(what.rows())["requests"] == "none: it crashes before any is sent"
+    reasons = {name: why for name, verdict, why in what.toggle_rows() if verdict == "STAYS"}
+    assert reasons["block_size"].endswith("not read back: the engine did not come up")
 
 
 def test_settings_that_do_not_reach_the_worker_are_no_evidence():
@@ -310,4 +473,4 @@ def test_settings_are_laid_over_those_of_the_run():
 
 def report(found: Found, ledger: Ledger, num: int = 32) -> CrashReport:
     requests = [Request(f"{i}/0", 5, i, f"prompt {i}") for i in range(num)]
-    return CrashReport(found, ledger.attempts, ledger.max_attempts, requests, ledger.first, "runs/x", 1.0)
+    return CrashReport(found, ledger.attempts, ledger.max_attempts, requests, ledger.sought, "runs/x", 1.0)

@@ -25,6 +25,8 @@ def main() -> None:
         note(order, phase="done", outcome="survived")
     elif kind == "segfault":
         ctypes.string_at(0)
+    elif kind == "out of memory":
+        note(order, phase="serving", outcome="crashed", cause="engine 0 is dead", exit_codes=[None, -9])
     elif kind == "hang":
         child = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(1)"])
         Path(order["folder"], "child.pid").write_text(str(child.pid))

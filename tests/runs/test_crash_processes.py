@@ -23,7 +23,7 @@ def attempt(tmp_path, monkeypatch):
         order = tmp_path / "order.json"
         order.write_text(json.dumps({"kind": kind, "folder": str(tmp_path)}))
         limits = Limits(60.0, limit_seconds)
-        ended = Processes(limits, str(tmp_path)).run(order, {"MARK": "seen", **environment})
+        ended = Processes(limits, tmp_path).run(order, {"MARK": "seen", **environment})
         return ending(tmp_path, ended, limits)
 
     return run
@@ -47,6 +47,12 @@ def test_a_segfault_of_the_whole_process_is_survived_and_has_its_stack(attempt):
 
 def test_a_segfault_of_the_engine_core_alone(attempt):
     assert attempt("core").cause == "SIGSEGV in the engine core"
+
+
+def test_what_the_kernel_kills_for_its_memory_is_no_fault_of_the_engine(attempt):
+    killed = attempt("out of memory")
+    assert killed.cause == "SIGKILL in the engine core; sent from outside: by the kernel, out of memory, or by hand"
+    assert not killed.is_like(attempt("core"))
 
 
 def test_an_exception_is_named_with_its_place(attempt):

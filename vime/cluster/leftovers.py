@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vime.weights.shm import SHARED_MEMORY, lock
@@ -19,6 +21,18 @@ def make_temp_dir() -> tuple[Path, int]:
     """A folder for one run, and the descriptor of the lock that says that the run lives."""
     folder = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
     return folder, lock(folder)
+
+
+@contextmanager
+def temp_dir() -> Iterator[Path]:
+    """A folder for one run, removed at its end; what killed runs left is removed first."""
+    remove_leftovers()
+    folder, descriptor = make_temp_dir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def remove_leftovers(folders: tuple[str, ...] | None = None) -> list[Path]:

@@ -6,7 +6,6 @@ import json
 import random
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -14,12 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vime.cluster.leftovers import temp_dir
 from vime.config.load import Loaded
 from vime.debug.crash import core_dump
+from vime.debug.crash.commands import Commands, way_out
+from vime.debug.crash.found import Found, Plan
 from vime.debug.crash.ledger import Attempt, Ledger
 from vime.debug.crash.planted import PlantedCrash
-from vime.debug.crash.report import Commands, CrashReport, way_out
-from vime.debug.crash.search import Found, Plan, search
+from vime.debug.crash.report import CrashReport
+from vime.debug.crash.search import search
 from vime.debug.crash.toggles import Toggle, environment_of, overlaid
 from vime.debug.crash.trial import Ending, Outcome, Trial
 from vime.errors import UsageError
@@ -35,7 +37,7 @@ from vime.runs.ending import ends_in_order
 MAX_ATTEMPTS = 100
 TIMEOUT_SECONDS = 120.0
 NUM_RUNS = 3
-ORDER, REQUESTS, MINIMAL, ATTEMPTS = "order.json", "requests.json", "minimal.pt", "attempts"
+ORDER, REQUESTS, MINIMAL, ATTEMPTS, AGAIN = "order.json", "requests.json", "minimal.pt", "attempts", "again"
 
 IN_RECORD = ("rollout.rollout_batch_size=", "rollout.num_samples_per_prompt=", "rollout.sampling.")
 """Settings that the record of the smallest case holds itself."""
@@ -76,11 +78,11 @@ def bisect_crash(*, loaded: Loaded, console: Progress, asked: Asked) -> CrashRep
         stack.enter_context(ends_in_order())
         requests = requests_of(loaded, asked.template, asked.ids)
         planted = tuple(fault.named(requests.names) for fault in asked.planted)
-        folder.begin(loaded, resume=False)
+        folder.begin(loaded, resume=False, template=asked.template)
         shutil.rmtree(folder.path / ATTEMPTS, ignore_errors=True)
-        temp_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="vime-crash-", ignore_cleanup_errors=True))
+        temporary = stack.enter_context(temp_dir())
         limits = Limits(loaded.config.cluster.start_timeout_seconds, asked.timeout_seconds)
-        processes = stack.enter_context(closing(Processes(limits, temp_dir)))
+        processes = stack.enter_context(closing(Processes(limits, temporary)))
         runner = Runner(loaded, requests, planted, processes, folder.path)
         for fault in planted:
             console.warn(f"PLANTED CRASH {fault} (--inject)")
@@ -88,6 +90,8 @@ def bisect_crash(*, loaded: Loaded, console: Progress, asked: Asked) -> CrashRep
         ledger = Ledger(runner, asked.max_attempts, partial(_say, console))
         plan = Plan(len(requests.samples), asked.num_runs, asked.only, asked.skip)
         found = search(ledger, plan, console.note)
+        if not ledger.attempts:  # interrupted in the first one: nothing is known
+            raise KeyboardInterrupt
         report = _report(loaded, asked, ledger, found, requests, runner, time.monotonic() - began)
         write_text(folder.report, json.dumps(report.as_dict(), indent=1) + "\n")
         if asked.page is not None:
@@ -155,15 +159,15 @@ def _report(
     if found.is_reproduced:
         if found.requests:
             requests.save(found.requests, runner.folder / MINIMAL)
-        if found.last is not None and ledger.first is not None:
-            dump = core_dump.collect(runner.last, found.last.ending.device or ledger.first.device)
+        if found.last is not None and ledger.shows(found.last.ending):
+            dump = core_dump.collect(runner.last, found.last.ending.device)
         commands = _commands(loaded, asked, found, runner)
     return CrashReport(
         found,
         ledger.attempts,
         ledger.max_attempts,
         requests.described(),
-        ledger.first,
+        ledger.sought,
         str(runner.folder),
         seconds,
         dump,
@@ -173,11 +177,12 @@ def _report(
 
 
 def _commands(loaded: Loaded, asked: Asked, found: Found, runner: Runner) -> Commands:
-    """The smallest case again, and the run without the crash."""
-    minimal = runner.folder / MINIMAL
-    words = ["vime", "rollout", *asked.words]
-    needed = [word for word in words if not (found.requests and word.startswith(IN_RECORD))]
-    again = [*needed, "--bisect-crash", *(["--from-record", str(minimal)] if found.requests else [])]
+    """The smallest case again, in a folder of its own below this one; and the run without the crash."""
+    words = ["vime", "rollout", *(word for word in asked.words if not word.startswith("run.dir="))]
+    held = (*IN_RECORD, "run.overwrite=") if found.requests else ("run.overwrite=",)
+    again = [*(word for word in words if not word.startswith(held)), "--bisect-crash"]
+    again += [f"run.dir={runner.folder / AGAIN}", "run.overwrite=true"]
+    again += ["--from-record", str(runner.folder / MINIMAL)] if found.requests else []
     runs = str(asked.num_runs if found.is_flaky else 1)
     again += ["--runs", runs, "--max-attempts", runs]
     if asked.timeout_seconds != TIMEOUT_SECONDS:

@@ -73,9 +73,10 @@ class Deadline:
 class Processes:
     """Starts attempts. ``close`` ends what is left."""
 
-    def __init__(self, limits: Limits, temp_dir: str) -> None:
+    def __init__(self, limits: Limits, temp_dir: Path) -> None:
         self.limits = limits
-        self._environment = {**os.environ, "TMPDIR": temp_dir, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+        self._temp_dir = temp_dir
+        self._environment = {**os.environ, "TMPDIR": str(temp_dir), "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         self._warm: Warm | None = None
         self._is_unfit = False
 
@@ -83,7 +84,8 @@ class Processes:
         """To its end, or to the limit. What needs an ``environment`` of its own is never forked."""
         if not environment and not self._is_unfit:
             if self._warm is None:
-                self._warm = Warm({**self._environment, **ALWAYS, **ON_CPU})  # read when libraries are loaded
+                read_by_libraries = {**self._environment, **ALWAYS, **ON_CPU}
+                self._warm = Warm(read_by_libraries, self._temp_dir / OUTPUT)
                 self._is_unfit = not self._warm.is_fit
             if not self._is_unfit:
                 return self._warm.run(order, Deadline(order.parent, self.limits))
@@ -121,18 +123,20 @@ class Processes:
 class Warm:
     """A process that has vLLM loaded and forks attempts."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], output: Path) -> None:
+        self._output = output
         theirs, self._orders = os.pipe()
         self._answers, answers = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(os.getpid()), "--warm", str(theirs), str(answers)],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs, answers),
-            start_new_session=True,
-        )
+        with open(output, "wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(os.getpid()), "--warm", str(theirs), str(answers)],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=(theirs, answers),
+                start_new_session=True,
+            )
         os.close(theirs)
         os.close(answers)
         self._rest = b""
@@ -183,7 +187,9 @@ class Warm:
             got = os.read(self._answers, 4096)
             if not got:
                 code = self._process.wait(ENDING_SECONDS)
-                raise VimeError(f"the process that forks attempts ended with exit code {code}", "is vLLM installed?")
+                trace = traces.find(self._output.read_text(encoding="utf-8", errors="replace"))
+                why = f": {trace.what}" if trace is not None else ""
+                raise VimeError(f"the process that forks attempts ended with exit code {code}{why}")
             self._rest += got
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
@@ -221,12 +227,18 @@ def ending(folder: Path, ended: Ended, limits: Limits) -> Ending:
 def _cause(notes: Mapping[str, Any], ended: Ended, trace: traces.Trace | None) -> str:
     signals = [-code for code in notes.get("exit_codes", []) if code is not None and code < 0]
     if signals:
-        return f"{signal.Signals(signals[0]).name} in the engine core"
+        return _killed(signals[0], "the engine core")
     if ended.status is not None and ended.status < 0:
-        return f"{signal.Signals(-ended.status).name} in the process that asks the engine"
+        return _killed(-ended.status, "the process that asks the engine")
     if trace is not None:
         return f"{trace.what} in a worker" if trace.is_signal else trace.what
     return notes.get("cause") or f"exit code {ended.status}, and nothing said why"
+
+
+def _killed(number: int, where: str) -> str:
+    name = signal.Signals(number).name
+    text = "; sent from outside: by the kernel, out of memory, or by hand" if number == signal.SIGKILL else ""
+    return f"{name} in {where}{text}"
 
 
 def _phase(notes: Mapping[str, Any]) -> Phase:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vime.debug.crash.trial import Ending, Outcome, Trial
 
 Run = Callable[[Trial], Ending]
+Key = tuple[tuple[str, ...], tuple[int, ...]]
+"""Names of what is changed, and requests."""
 MISSED = 0.05
 """A crash that comes in a share of the runs is looked for until it would be overlooked this seldom."""
 MAX_REPEATS = 10
@@ -43,10 +46,20 @@ class Ledger:
         self.max_attempts = max_attempts
         self.num_kept = 0
         self.repeats = 1
-        self.first: Ending | None = None
+        self.sought: tuple[Ending, ...] = ()
         self._run = run
         self._on_attempt = on_attempt
-        self._known: dict[tuple[tuple[str, ...], tuple[int, ...]], bool | None] = {}
+        self._known: dict[Key, bool | None] = {}
+        self._num_survived: Counter[Key] = Counter()
+
+    @property
+    def first(self) -> Ending | None:
+        """The crash that is looked for, as it was seen first."""
+        return self.sought[0] if self.sought else None
+
+    def shows(self, ending: Ending) -> bool:
+        """Whether it is the crash that is looked for, in one of the shapes in which the run as it is showed it."""
+        return any(ending.is_like(seen) for seen in self.sought)
 
     @property
     def num_left(self) -> int:
@@ -72,21 +85,20 @@ class Ledger:
         They do not where the settings were refused, are not in force in the worker, or something else went wrong.
         """
         key = trial.names, trial.requests
-        if key not in self._known:
-            self._known[key] = self._decide(trial, purpose, max(num_runs, self.repeats))
-        return self._known[key]
-
-    def _decide(self, trial: Trial, purpose: str, num_runs: int) -> bool | None:
-        assert self.first is not None
-        for _ in range(num_runs):
+        while key not in self._known and self._num_survived[key] < max(num_runs, self.repeats):
             found = self.attempt(trial, purpose)
             if found.not_applied:
-                return None
-            if found.ending.is_like(self.first):
-                return True
-            if found.ending.outcome != Outcome.SURVIVED:
-                return None
-        return False
+                self._known[key] = None
+            elif found.ending.outcome == Outcome.SURVIVED:
+                self._num_survived[key] += 1
+            else:
+                self._known[key] = True if self.shows(found.ending) else None
+        return self._known.get(key, False)
+
+    def answer(self, trial: Trial) -> bool | None:
+        """What ``crashes`` said of it; None also where it was not asked, or not to the end."""
+        key = trial.names, trial.requests
+        return self._known.get(key, None if self._num_survived[key] < self.repeats else False)
 
 
 def repeats_for(num_crashed: int, num_runs: int) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vime.debug.crash.commands import Commands
 from vime.debug.crash.core_dump import CoreDump
+from vime.debug.crash.found import Found
 from vime.debug.crash.ledger import Attempt
-from vime.debug.crash.search import LAST, REQUESTS, Found
+from vime.debug.crash.search import LAST, REQUESTS
 from vime.debug.crash.toggles import Toggle
 from vime.debug.crash.trial import Ending, Outcome, Phase
 from vime.types import CheckResult, Verdict
@@ -38,22 +39,16 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Commands:
-    """Lines for a shell. ``reproduce`` is empty where there is nothing to reproduce."""
-
-    reproduce: str = ""
-    without_crash: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class CrashReport:
-    """``requests``: all of them, in order. ``first``: the crash that was looked for. ``planted``: crashes in words."""
+    """``requests``: all of them, in order. ``sought``: the crash that was looked for, in every run that confirmed it.
+    ``planted``: crashes in words.
+    """
 
     found: Found
     attempts: Sequence[Attempt]
     max_attempts: int
     requests: Sequence[Request]
-    first: Ending | None
+    sought: Sequence[Ending]
     folder: str
     seconds: float
     core_dump: CoreDump | None = None
@@ -61,33 +56,59 @@ class CrashReport:
     planted: tuple[str, ...] = ()
 
     @property
+    def first(self) -> Ending | None:
+        return self.sought[0] if self.sought else None
+
+    @property
     def verdict(self) -> str:
         return CRASH if self.found.is_reproduced else NOT_REPRODUCED
 
     @property
     def failed_checks(self) -> list[CheckResult]:
-        if not self.found.is_reproduced:
+        if not self.found.is_reproduced or self.found.is_interrupted:
             return []
-        cause = self.first.cause if self.first else ""
-        return [CheckResult("engine crash", Verdict.FAIL, f"{cause}; {self.explanation}")]
+        return [CheckResult("engine crash", Verdict.FAIL, f"{self._causes()}; {self.explanation}")]
+
+    def _causes(self) -> str:
+        """Of the crash, one for each signature."""
+        causes: dict[str, str] = {}
+        for ending in self.sought:
+            causes.setdefault(ending.signature, ending.cause)
+        return ", or ".join(causes.values())
 
     @property
     def explanation(self) -> str:
-        """One sentence on the settings."""
+        """One sentence on the settings, and no more than the attempts say."""
         found = self.found
-        names = [t.name for t in found.removing if not t.is_narrow]
+        names = self._needed()
         if len(names) > 1:
             text = f"it needs {len(names)} things at once: changing any one of {', '.join(names)} removes it"
         elif names:
             text = f"changing {names[0]} removes it"
         elif found.removing_set:
-            return f"it is gone only with {' and '.join(t.name for t in found.removing_set)} changed together"
+            together = f"with {' and '.join(t.name for t in found.removing_set)} changed together"
+            only, fewer = ("only ", "") if found.is_set_minimal else ("", "; whether fewer are enough is not known")
+            return f"it is gone {only}{together}{fewer}"
         elif found.stays:
             return "no toggle removes it: it stays with all of them changed together"
         else:
-            return "no toggle was found that removes it"
+            broad = [t for t in found.toggles if not (t.skip or t.is_narrow)]
+            num = sum(t in found.staying for t in broad)
+            text = f"with {num} of {len(broad)} it was seen, of the others nothing is known"
+            return f"no toggle was found that removes it: {text if broad else 'none can be changed here'}"
         rest = {True: "; it stays with everything else changed", False: "; with everything else changed it is gone too"}
         return text + (rest[found.is_enough] if found.is_enough is not None else "")
+
+    def _needed(self) -> list[str]:
+        """Toggles that remove it, without those that have another of them in force as well, as the worker reads."""
+        broad = [t for t in self.found.removing if not t.is_narrow]
+        facts = {a.trial.names: a.ending.facts for a in self.attempts}
+        needed: list[Toggle] = []
+        for i, t in enumerate(broad):
+            within = [u for u in broad if u != t and not u.unread(facts[t.name,])]
+            if not any(t.unread(facts[u.name,]) or broad.index(u) < i for u in within):
+                needed.append(t)
+        return [t.name for t in needed]
 
     @property
     def smallest(self) -> list[Request]:
@@ -101,7 +122,7 @@ class CrashReport:
         found = self.found
         yield "verdict", f"{self.verdict}: {self._confirmed()}"
         if self.first is not None:
-            yield "crash", f"{self.first.cause} while {self.first.phase}"
+            yield "crash", f"{self._causes()} while {self.first.phase}"
             yield "settings", self.explanation
             yield from self._requests()
         for name, value in found.unknown.items():
@@ -112,7 +133,7 @@ class CrashReport:
             yield "flaky", f"what survived was repeated until it had survived {found.num_repeats} times"
         yield "engine starts", f"{len(self.attempts)} of at most {self.max_attempts}, {self.seconds:.0f} s"
         if found.stopped:
-            yield "stopped early", f"{found.stopped}: what stands here may not be the smallest"
+            yield "stopped early", f"{found.stopped}: what was not tried by then is not known"
         yield from self._dump()
         if self.commands.reproduce:
             yield "reproduce", self.commands.reproduce
@@ -121,11 +142,13 @@ class CrashReport:
         yield "folder", self.folder
 
     def doubts(self) -> list[str]:
-        """What does not fit a crash that comes every time; a flaky one is known to be none."""
-        if self.found.is_flaky or self.first is None:
-            return []
+        """Runs as it is that ended otherwise; and what does not fit a crash that comes every time."""
+        found = [f"one of the runs that confirm it ended otherwise: {text}" for text in self.found.otherwise]
+        return found if self.found.is_flaky else [*found, *self._contradictions()]
+
+    def _contradictions(self) -> list[str]:
         own = [a for a in self.attempts if not a.trial.changed and a.purpose in (REQUESTS, LAST)]
-        crashed = [a for a in own if a.ending.is_like(self.first)]
+        crashed = [a for a in own if any(a.ending.is_like(seen) for seen in self.sought)]
         found = []
         for a in (a for a in own if a.ending.outcome == Outcome.SURVIVED):
             part = next((b for b in crashed if set(b.trial.requests) <= set(a.trial.requests)), None)
@@ -145,7 +168,12 @@ class CrashReport:
         if not found.requests or (self.first is not None and self.first.phase == Phase.STARTING):
             yield "requests", "none: it crashes before any is sent"
             return
-        how = "none can be left out" if found.is_minimal else "fewer were not tried"
+        how = "none can be left out" if len(found.requests) > 1 else "one is enough"
+        if found.open_requests and len(found.open_requests) < len(found.requests):
+            names = ", ".join(self.requests[i].name for i in found.open_requests)
+            how = f"whether {names} can be left out is not known"
+        elif found.open_requests:
+            how = "whether fewer are enough is not known"
         yield "requests", f"{len(found.requests)} of {len(self.requests)} show it; {how}"
 
     def _dump(self) -> Iterator[tuple[str, str]]:
@@ -174,12 +202,16 @@ class CrashReport:
             return "NOT APPLIED", found.not_applied[toggle.name]
         if toggle.name in found.unknown:
             return "NO EVIDENCE", found.unknown[toggle.name]
+        own = [a for a in self.attempts if a.trial.names == (toggle.name,)]
         if toggle in found.removing:
-            num = sum(attempt.trial.names == (toggle.name,) for attempt in self.attempts)
-            return "REMOVES IT", f"{toggle.about}: crashed in 0 of {num}, read back in the worker"
-        if not self._tried(toggle):
-            return "NOT TRIED", toggle.about
-        return ("TOGETHER", f"{toggle.about}; not alone") if toggle in found.removing_set else ("STAYS", toggle.about)
+            return "REMOVES IT", f"{toggle.about}: crashed in 0 of {len(own)}, read back in the worker"
+        if toggle in found.staying:
+            unread = "" if any(a.ending.facts for a in own) else "; not read back: the engine did not come up"
+            if toggle in found.removing_set:
+                return "TOGETHER", f"{toggle.about}; not alone{unread}"
+            return "STAYS", toggle.about + unread
+        text = f"survived {len(own)} times, which is not enough" if own else ""
+        return "NOT DECIDED" if own else "NOT TRIED", "; ".join(filter(None, (toggle.about, text)))
 
     def attempt_rows(self) -> list[tuple[str, ...]]:
         """Number, purpose, what was changed, requests, outcome, seconds."""
@@ -227,16 +259,18 @@ class CrashReport:
             "verdict": self.verdict,
             "num_runs": found.num_runs,
             "num_crashed": found.num_crashed,
-            "crash": None if self.first is None else {"cause": self.first.cause, "phase": str(self.first.phase)},
+            "crash": None if self.first is None else {"cause": self._causes(), "phase": str(self.first.phase)},
             "stack": list(self.stack()),
             "explanation": self.explanation if found.is_reproduced else "",
             "removed_by": [t.name for t in found.removing],
             "removed_together": [t.name for t in found.removing_set],
+            "is_removed_only_together": bool(found.removing_set) and found.is_set_minimal,
             "stays_with_all_changed": found.stays,
             "stays_with_the_others_changed": found.is_enough,
             "toggles": [self._toggle(t) for t in self.found.toggles if not t.is_narrow or self._tried(t)],
             "requests": [r.name for r in self.smallest] if found.is_reproduced else [],
             "is_minimal": found.is_minimal,
+            "not_known_of": [self.requests[i].name for i in found.open_requests],
             "num_requests": len(self.requests),
             "num_engine_starts": len(self.attempts),
             "max_attempts": self.max_attempts,
@@ -270,24 +304,3 @@ class CrashReport:
             "read_back": dict(a.ending.facts),
             "folder": a.ending.folder,
         }
-
-
-def way_out(toggles: Sequence[Toggle], given: Mapping[str, Any], command: str) -> str:
-    """A line for a shell that runs ``command`` with this change. ``given``: the run's own [vllm]."""
-    before = [f"{name}={shlex.quote(value)}" for t in toggles for name, value in t.environment.items()]
-    pairs = [f"{path}={_value(value)}" for t in toggles for path, value in _flat("vllm", t.arguments)]
-    line = " ".join([*before, command, *map(shlex.quote, pairs)])
-    dropped = [f"vllm.{name}" for t in toggles for name in t.drops if name in given]
-    return f"{line}  # and without {', '.join(dropped)}" if dropped else line
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _flat(f"{name}.{key}", entry)
-    else:
-        yield name, value
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

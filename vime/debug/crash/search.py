@@ -6,12 +6,13 @@ needs A or B is gone only when both are: a smallest such set is found by delta d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from vime.debug.crash import toggles as entries
-from vime.debug.crash.ddmin import Question, minimal, worst_case
-from vime.debug.crash.ledger import Attempt, Ledger, OutOfAttempts, repeats_for
+from vime.debug.crash.ddmin import Question, minimal, without, worst_case
+from vime.debug.crash.found import Found, Plan
+from vime.debug.crash.ledger import Ledger, OutOfAttempts, repeats_for
 from vime.debug.crash.toggles import LEADING, Toggle
 from vime.debug.crash.trial import Outcome, Phase, Trial
 from vime.errors import VimeError
@@ -21,73 +22,36 @@ CONFIRM, TOGGLES, REQUESTS, LAST = "confirm", "toggles", "requests", "last"
 Say = Callable[[str], None]
 
 
-@dataclass
-class Found:
-    """What a search has found so far.
-
-    num_crashed   of ``num_runs`` of the run as it is
-    num_repeats   attempts that have to survive before the crash counts as gone
-    toggles       those of the axes asked for, SKIP among them
-    removing      single toggles that remove the crash, narrower ones among them
-    removing_set  a smallest set that removes it where no single one does
-    is_enough     whether the crash stays with everything changed but ``removing``; None: not tried, or not known
-    stays         it stays with all toggles changed together
-    requests      a smallest set of requests that shows it
-    is_minimal    no single one of ``requests`` can be left out
-    stopped       why the search ended early; empty: it did not
-    """
-
-    num_runs: int
-    num_crashed: int = 0
-    num_repeats: int = 1
-    toggles: list[Toggle] = field(default_factory=list)
-    not_applied: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
-    removing: list[Toggle] = field(default_factory=list)
-    removing_set: tuple[Toggle, ...] = ()
-    is_enough: bool | None = None
-    stays: bool = False
-    requests: tuple[int, ...] = ()
-    is_minimal: bool = False
-    last: Attempt | None = None
-    stopped: str = ""
-
-    @property
-    def is_reproduced(self) -> bool:
-        return self.num_crashed > 0
-
-    @property
-    def is_flaky(self) -> bool:
-        return 0 < self.num_crashed < self.num_runs
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much to search. ``only``, ``skip``: axes."""
-
-    num_requests: int
-    num_runs: int = 3
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-
-    @property
-    def all_requests(self) -> tuple[int, ...]:
-        return tuple(range(self.num_requests))
-
-
 def search(ledger: Ledger, plan: Plan, say: Say = lambda text: None) -> Found:
-    """All of it, within the limit of ``ledger``. VimeError where the run itself is refused by the engine."""
-    found = Found(plan.num_runs, requests=plan.all_requests)
+    """All of it, within the limit of ``ledger``. VimeError where the run itself is refused by the engine.
+
+    Ctrl-C ends it with what is known by then.
+    """
+    found = Found(requests=plan.all_requests)
     for step in (_confirm, _search, _last):
         ledger.num_kept = 1 if step is _search else 0  # for the last one
         try:
             step(ledger, plan, found, say)
         except OutOfAttempts:
-            found.stopped = f"--max-attempts {ledger.max_attempts} reached"
-            say(f"stopped: {found.stopped}")
-        if not found.is_reproduced:
+            if not found.stopped:
+                found.stopped = f"--max-attempts {ledger.max_attempts} reached"
+                say(f"stopped: {found.stopped}")
+        except KeyboardInterrupt:
+            found.stopped, found.is_interrupted = "interrupted", True
+        if found.is_interrupted or not found.is_reproduced:
             break
+    _judge(ledger, plan, found)
     return found
+
+
+def _judge(ledger: Ledger, plan: Plan, found: Found) -> None:
+    """Whether the sets that were found are smallest ones: by the attempts, wherever the search ended."""
+    rests = [without(found.removing_set, (toggle,)) for toggle in found.removing_set]
+    found.is_set_minimal = all(ledger.answer(Trial(rest, plan.all_requests)) is True for rest in rests)
+    if len(found.requests) > 1:
+        parts = {i: ledger.answer(Trial((), without(found.requests, (i,)))) for i in found.requests}
+        found.open_requests = tuple(i for i, answer in parts.items() if answer is not False)
+    found.is_minimal = found.is_reproduced and not found.open_requests
 
 
 def _search(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
@@ -99,23 +63,33 @@ def _search(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
 
 
 def _confirm(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
-    for _ in range(plan.num_runs):
-        ending = ledger.attempt(Trial((), plan.all_requests), CONFIRM).ending
-        if ending.outcome == Outcome.REFUSED:
-            text = f"the engine refuses the run's own settings: {ending.cause}"
-            raise VimeError(text, "this is no crash: mend [vllm]")
-        if ending.is_crash and ledger.first is None:
-            ledger.first = ending
-        if ledger.first is not None and ending.is_like(ledger.first):
-            found.num_crashed += 1
-    if found.is_reproduced:
-        found.num_repeats = ledger.repeats = repeats_for(found.num_crashed, plan.num_runs)
-    text = f"crashed in {found.num_crashed} of {plan.num_runs}"
+    try:
+        for _ in range(plan.num_runs):
+            attempt = ledger.attempt(Trial((), plan.all_requests), CONFIRM)
+            if attempt.ending.outcome == Outcome.REFUSED:
+                text = f"the engine refuses the run's own settings: {attempt.ending.cause}"
+                raise VimeError(text, "this is no crash: mend [vllm]")
+    finally:
+        _confirmed(ledger, found)
+    text = f"crashed in {found.num_crashed} of {found.num_runs}"
     if not found.is_reproduced:
-        text = f"not reproduced in {plan.num_runs} run{'s' if plan.num_runs > 1 else ''}"
+        text = f"not reproduced in {found.num_runs} run{'s' if found.num_runs > 1 else ''}"
     elif found.is_flaky:
         text += f": flaky, what survives is repeated until it has survived {ledger.repeats} times"
     say(text)
+
+
+def _confirmed(ledger: Ledger, found: Found) -> None:
+    """What most of the runs that did not survive have in common is the crash that is looked for."""
+    endings = [attempt.ending for attempt in ledger.attempts]
+    kinds = Counter((ending.outcome, ending.phase) for ending in endings if ending.is_crash)
+    found.num_runs = len(endings)
+    if kinds:
+        ((most, _),) = kinds.most_common(1)
+        ledger.sought = tuple(e for e in endings if (e.outcome, e.phase) == most)
+        found.otherwise = [e.told for e in endings if e.is_crash and e not in ledger.sought]
+        found.num_crashed = len(ledger.sought)
+        found.num_repeats = ledger.repeats = repeats_for(found.num_crashed, found.num_runs)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -128,14 +102,16 @@ def _toggles(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     found.toggles = entries.chosen(entries.toggles(facts, plan.num_requests), plan.only, plan.skip)
     usable = [t for t in found.toggles if not t.skip and not t.is_narrow]
     pair = leading(usable)
-    bound = (len(usable) + 2) * max(ledger.repeats, plan.num_runs)
-    say(f"{len(usable)} settings to change, one at a time: at most {bound} engine starts")
+    if not usable:
+        say("no setting can be changed here")
+        return
+    say(f"{_count(len(usable), 'setting')} to change, one at a time: {_at_most(ledger, _bound(ledger, plan, found))}")
     for toggle in [*pair, *(t for t in usable if t not in pair)]:
         if pair and toggle == pair[-1]:
             _single(ledger, plan, found, toggle)
-            if not found.removing and _removes(ledger, plan, found, pair):
+            if not found.removing and _asked(ledger, plan, found, pair) is False:
                 found.removing_set = tuple(pair)
-                say(f"gone only with {' and '.join(t.name for t in pair)} changed together")
+                say(f"gone with {' and '.join(t.name for t in pair)} changed together")
         else:
             _single(ledger, plan, found, toggle)
     if found.removing:
@@ -153,22 +129,45 @@ def leading(usable: Sequence[Toggle]) -> list[Toggle]:
     return [graphs[0], names[LEADING[1]]] if graphs and LEADING[1] in names else []
 
 
+def _bound(ledger: Ledger, plan: Plan, found: Found) -> int:
+    """Attempts where single toggles remove the crash: each, the pair, all but those, and narrower ones."""
+    usable = [t for t in found.toggles if not t.skip]
+    sizes = sum(t.is_narrow and t.axis == BATCH for t in usable)
+    narrow = sum(t.is_narrow and t.axis != BATCH for t in usable) + sizes.bit_length()
+    broad = sum(not t.is_narrow for t in usable)
+    return (broad + 2) * max(ledger.repeats, plan.num_runs) + narrow * ledger.repeats
+
+
+def _at_most(ledger: Ledger, num: int) -> str:
+    return f"at most {_count(min(num, ledger.num_left), 'engine start')}"
+
+
+def _count(num: int, what: str) -> str:
+    return f"{num} {what}{'s' if num != 1 else ''}"
+
+
 def _single(ledger: Ledger, plan: Plan, found: Found, toggle: Toggle) -> None:
-    if _removes(ledger, plan, found, [toggle]):
+    if _asked(ledger, plan, found, [toggle]) is False:
         found.removing.append(toggle)
 
 
-def _removes(ledger: Ledger, plan: Plan, found: Found, changed: Sequence[Toggle]) -> bool:
-    """Whether the crash is gone with ``changed``, in as many runs as confirmed it; what remains open is noted down."""
+def _asked(ledger: Ledger, plan: Plan, found: Found, changed: Sequence[Toggle]) -> bool | None:
+    """Whether the crash is there with ``changed``: gone is what is gone in as many runs as confirmed it (a narrow
+    toggle: in one). None where that remains open; why is noted down.
+    """
     trial = Trial(tuple(changed), plan.all_requests)
     is_narrow = any(toggle.is_narrow for toggle in changed)
     answer = ledger.crashes(trial, TOGGLES, 1 if is_narrow else plan.num_runs)
+    if answer and len(changed) == 1 and changed[0] not in found.staying:
+        found.staying.append(changed[0])
     attempt = ledger.attempts[-1]
     if answer is None and attempt.trial == trial:
-        found.not_applied |= attempt.not_applied
-        if not attempt.not_applied:
-            found.unknown[" + ".join(trial.names)] = f"{attempt.ending.outcome}: {attempt.ending.cause}"
-    return answer is False
+        if attempt.not_applied and len(changed) == 1:
+            found.not_applied |= attempt.not_applied
+        else:
+            text = "; ".join(attempt.not_applied.values()) or attempt.ending.told
+            found.unknown[" + ".join(trial.names)] = text
+    return answer
 
 
 def _narrow(ledger: Ledger, plan: Plan, found: Found) -> None:
@@ -191,8 +190,7 @@ def _rest(ledger: Ledger, plan: Plan, found: Found, usable: Sequence[Toggle]) ->
     hit = {t.axis for t in found.removing}
     rest = [t for t in usable if t.axis not in hit and t.name not in (*found.not_applied, *found.unknown)]
     if rest:
-        answer = ledger.crashes(Trial(tuple(rest), plan.all_requests), TOGGLES)
-        found.is_enough = answer
+        found.is_enough = _asked(ledger, plan, found, rest)
 
 
 def _smallest_set(ledger: Ledger, plan: Plan, found: Found, usable: Sequence[Toggle], say: Say) -> None:
@@ -200,12 +198,13 @@ def _smallest_set(ledger: Ledger, plan: Plan, found: Found, usable: Sequence[Tog
     sound = tuple(t for t in usable if t.name not in (*found.not_applied, *found.unknown))
     if len(sound) < 2:
         return
-    say(f"no single toggle removes it: all {len(sound)} changed together")
-    answer = ledger.crashes(Trial(sound, plan.all_requests), TOGGLES)
+    most = _at_most(ledger, (1 + worst_case(len(sound))) * max(ledger.repeats, plan.num_runs))
+    say(f"no single toggle removes it: all {len(sound)} changed together, then fewer: {most}")
+    answer = _asked(ledger, plan, found, sound)
     if answer is not False:
         found.stays = answer is True
         return
-    question = Question(sound, lambda changed: _removes(ledger, plan, found, changed))
+    question = Question(sound, lambda changed: _asked(ledger, plan, found, changed) is False)
     try:
         found.removing_set = minimal(question)
     except OutOfAttempts:
@@ -221,15 +220,13 @@ def _requests(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     assert ledger.first is not None
     if ledger.first.phase == Phase.STARTING:
         found.requests = ()
-        found.is_minimal = True
         say("it crashes before any request is sent")
         return
-    bound = min(worst_case(plan.num_requests) * ledger.repeats, ledger.num_left)
-    say(f"{plan.num_requests} requests, how few are enough? At most {bound} engine starts")
+    most = _at_most(ledger, worst_case(plan.num_requests) * ledger.repeats)
+    say(f"{_count(plan.num_requests, 'request')}, how few are enough? {most.capitalize()}")
     question = Question(plan.all_requests, lambda part: ledger.crashes(Trial((), part), REQUESTS) is True)
     try:
-        found.requests = minimal(question)
-        found.is_minimal = True
+        minimal(question)
     finally:
         found.requests = question.smallest
 
@@ -239,8 +236,8 @@ def _last(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     assert ledger.first is not None
     if ledger.num_left <= 0:
         return
-    say(f"the smallest case, {len(found.requests)} requests, once more, for its stack and its core dump")
+    say(f"the smallest case, {_count(len(found.requests), 'request')}, once more, for its stack and its core dump")
     for _ in range(ledger.repeats):
         found.last = ledger.attempt(Trial((), found.requests, with_core_dump=True), LAST)
-        if found.last.ending.is_like(ledger.first):
+        if ledger.shows(found.last.ending):
             return

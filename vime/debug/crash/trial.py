@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from vime.debug.crash.toggles import Toggle
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 class Outcome(StrEnum):
@@ -63,11 +66,23 @@ class Ending:
     def is_crash(self) -> bool:
         return self.outcome in (Outcome.CRASHED, Outcome.HUNG)
 
-    def is_like(self, first: Ending) -> bool:
-        """Whether this can be the crash that ``first`` saw: a hang is no crash, and a start is not yet the serving.
+    @property
+    def signature(self) -> str:
+        """What tells this crash from another: the signal and where it came, or the error; no numbers, no place."""
+        return _NUMBER.sub("N", self.cause) if self.outcome == Outcome.CRASHED else ""
 
-        Signals and errors are not told apart: with other settings the same fault of a kernel surfaces elsewhere.
+    @property
+    def told(self) -> str:
+        """In a few words."""
+        when = f" while {self.phase}" if self.is_crash else ""
+        return f"{self.outcome}{when}: {self.cause}"
+
+    def is_like(self, other: Ending) -> bool:
+        """Whether this is the crash ``other``, of a run as it is: a hang is no crash, another error another crash.
+
+        The place may differ (with other settings the same fault of a kernel surfaces elsewhere), and what crashed at
+        the start may now crash later; what did not has come further than this.
         """
-        if not (self.is_crash and self.outcome == first.outcome):
+        if not (self.is_crash and self.outcome == other.outcome and self.signature == other.signature):
             return False
-        return self.phase == first.phase or first.phase == Phase.STARTING
+        return self.phase == other.phase or other.phase == Phase.STARTING
