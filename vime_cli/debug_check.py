@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print what was found as JS
 
 
 def check(paths: Paths, fix: Fix = False, as_json: AsJson = False) -> None:
-    """Find breakpoints and other leftovers of debugging in Python files.
+    """Find breakpoints and other leftovers of debugging in files.
 
     One line each: file:line:column. A line that says # vime: keep is left alone. Exit code 1 where there is a
     leftover or a file that could not be read, 2 where nothing could be checked.

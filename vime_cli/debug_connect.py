@@ -23,19 +23,29 @@ STDOUT = "-"
 DEFAULT_FILE = "default"
 Which = Annotated[
     str | None,
-    typer.Argument(metavar="KEY|rank=N|driver", help="What to attach to; may be left out where one is stopped."),
+    typer.Argument(
+        metavar="KEY|rank=N|ROLE",
+        help="A stop as list shows it: its key or the beginning of that, rank=N, or a role such as driver. "
+        "May be left out where there is one.",
+    ),
 ]
-InTerminal = Annotated[bool, typer.Option("--terminal", help="A debugger here (the default on a terminal).")]
+InTerminal = Annotated[
+    bool, typer.Option("--terminal", help="A debugger in this terminal (the default on a terminal).")
+]
 Forward = Annotated[
     int | None,
     typer.Option(
-        "--forward", metavar="[PORT]", help="Bring the port of another node here, through Ray, until Ctrl-C.",
+        "--forward", metavar="[PORT]", help="Bring the port of a stop on another node here, through Ray, until Ctrl-C.",
         min=0, max=65535, show_default=False,
     ),
 ]  # fmt: skip
 LaunchJson = Annotated[
     str | None,
-    typer.Option("--launch-json", metavar="[FILE]", help="Entries for VS Code, all stops; -: print them only."),
+    typer.Option(
+        "--launch-json",
+        metavar="[FILE]",
+        help="Write entries for VS Code, of all stops or of this one (.vscode/launch.json); -: print them.",
+    ),
 ]
 
 
@@ -66,10 +76,10 @@ def connect(
     launch_json: LaunchJson = None,
     address: Address = None,
 ) -> None:
-    """Attach to a process that has stopped: in this terminal, or with an editor.
+    """Attach to a process that has stopped: here, or with an editor.
 
-    Whether its port can be reached is tried first. Without an option: a debugger in this terminal; where there is no
-    terminal, host and port and an entry for VS Code.
+    Whether its port can be reached is tried first. Without an option: a debugger in this terminal (help lists its
+    commands); where there is no terminal, host and port and an entry for VS Code.
     """
     from vime.debug.attach import sessions
 

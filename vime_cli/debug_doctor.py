@@ -11,9 +11,10 @@ from vime_cli.options import AsJson
 
 
 def doctor(as_json: AsJson = False, address: Address = None) -> None:
-    """Is everything there that debugging needs, which clusters are there, and what does breakpoint() do here?
+    """Is everything there that debugging needs?
 
-    Exit code 1 where something is missing that it cannot do without.
+    Also: which Ray clusters are there, and what does breakpoint() do here? Exit code 1 where something is
+    missing that it cannot do without.
     """
     from vime.debug.attach import doctor as preflight
 

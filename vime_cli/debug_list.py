@@ -28,10 +28,10 @@ Address = Annotated[
 
 
 def list_stops(watch: Watch = False, as_json: AsJson = False, address: Address = None) -> None:
-    """What has stopped: where, why, who, since when, and who waits behind it.
+    """What has stopped: where, why, who, and who waits behind it.
 
-    Debug runs of this machine, and those of a Ray cluster; also workers that wait in Ray's own debugger. What a
-    killed process left in the list is removed. Exit code 0 also where nothing is stopped.
+    Stops of the debug runs of this machine, and of those in a Ray cluster; also workers that wait in Ray's own
+    debugger. What a killed process left in the list is removed. Exit code 0 also where nothing is stopped.
     """
     from vime.debug.attach import listing, sessions
 

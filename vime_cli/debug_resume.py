@@ -11,22 +11,29 @@ from vime_cli import output
 from vime_cli.debug_list import Address
 
 Which = Annotated[
-    str | None, typer.Argument(metavar="KEY|rank=N|driver", help="Which stop, as vime debug-attach list names it.")
+    str | None,
+    typer.Argument(
+        metavar="KEY|rank=N|ROLE",
+        help="A stop as list shows it: its key or the beginning of that, rank=N, or a role such as driver.",
+    ),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All that wait.")]
+Everything = Annotated[bool, typer.Option("--all", help="All stops that nobody is attached to.")]
 Whom = Annotated[
     str | None,
-    typer.Argument(metavar="rank=N|driver|PID", help="Which process of a debug run; may be left out where it is one."),
+    typer.Argument(metavar="rank=N|driver|PID", help="A process of a debug run. May be left out where there is one."),
 ]
 
 
 def resume(which: Which = None, everything: Everything = False, address: Address = None) -> None:
-    """Let a process that waits at a stop go on, as if nobody had asked it to stop."""
+    """Let a stopped process go on, as if nobody had asked it to stop.
+
+    One that somebody is attached to is let go by its client.
+    """
     from vime.debug.attach import sessions
     from vime.debug.stop.records import WAITING, release
 
     if (which is None) == (not everything):
-        raise UsageError("which stop? a key, rank=N or driver; or --all", "vime debug-attach list")
+        raise UsageError("which stop? a key, rank=N or a role; or --all", "vime debug-attach list")
     seen = sessions.look(address, which)
     meant = seen.stops if which is None else [sessions.find(seen.stops, which)]
     waiting = [stop for stop in meant if stop.state == WAITING]
@@ -42,12 +49,14 @@ def resume(which: Which = None, everything: Everything = False, address: Address
 
 
 def pause(whom: Whom = None, address: Address = None) -> None:
-    """Stop a process of a debug run where it is now, and say how to attach to it.
+    """Stop a process of a debug run where it is now.
 
-    It stops in its main thread between two steps of Python: not inside a C call such as a collective.
+    How to attach to it is said, as by run. It stops in its main thread between two steps of Python: not
+    inside a C call such as a collective.
     """
     from vime.debug.attach import listing, pausing, sessions
 
-    stop = pausing.pause(sessions.look(address), whom)
-    for line in listing.announcement(stop):
+    seen = sessions.look(address)
+    stop = pausing.pause(seen, whom)
+    for line in listing.announcement(stop, seen.registry_of(stop.session)):
         output.say(line)

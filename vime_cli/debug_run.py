@@ -13,6 +13,19 @@ from vime_cli import output
 PREFIX = "vime debug: "
 CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 """What follows the first word of COMMAND is the command's."""
+EXAMPLES = """Examples:
+
+\b
+vime debug-attach run -b my_reward.py:6 -- vime train run.toml
+vime debug-attach run -b vime.backends.megatron.step:train_step \\
+    --rank 1 -- vime train run.toml parallel.dp=2
+vime debug-attach run -b vllm.v1.engine.core:EngineCore.step --hit 10 \\
+    -- vime rollout run.toml -n 1
+vime debug-attach run -b train.py:12 --if 'self.rank == 1' \\
+    -- python3 train.py
+vime debug-attach run --post-mortem --submit http://127.0.0.1:8265 \\
+    --working-dir . -- python3 train.py
+"""
 
 Command = Annotated[
     list[str] | None,
@@ -24,16 +37,27 @@ Command = Annotated[
 ]
 Points = Annotated[
     list[str] | None,
-    typer.Option("-b", "--break", metavar="FILE:LINE|MODULE:QUALNAME", help="Stop there. Can be given several times."),
+    typer.Option(
+        "-b", "--break", metavar="FILE:LINE|MODULE:QUALNAME", help="A point: stop there. Can be given several times."
+    ),
 ]
-Condition = Annotated[str, typer.Option("--if", metavar="EXPR", help="Only where this holds, in the frame's names.")]
+Condition = Annotated[
+    str, typer.Option("--if", metavar="EXPR", help="Only where this holds, at every point, in its frame's names.")
+]
 Rank = Annotated[
-    str, typer.Option("--rank", metavar="0,1|first|all", help="These ranks; the first process of all; or every one.")
+    str,
+    typer.Option(
+        "--rank",
+        metavar="0,1|first|all",
+        help="These ranks (vime's own, torch.distributed's, or RANK); the first process that gets there; or all.",
+    ),
 ]
 Role = Annotated[
     str,
     typer.Option(
-        "--role", metavar="ROLE", help="driver, trainer, rollout, engine, engine-core, reward-worker, worker, child."
+        "--role",
+        metavar="ROLE",
+        help="driver, trainer, rollout, engine, engine-core, reward-worker; of other programs worker (Ray's), child.",
     ),
 ]
 Hit = Annotated[int | None, typer.Option("--hit", metavar="N", help="At the N-th time.", show_default=False)]
@@ -82,9 +106,10 @@ def run(
     runtime_env_json: RuntimeEnv = "",
     working_dir: WorkingDir = "",
 ) -> None:
-    """Run a Python program that stops where you say, in whichever process of it, and can be attached to there.
+    """Run a program that stops where you say, in whichever process.
 
-    Your files are not changed, and no port is open before a stop. The exit code is that of COMMAND.
+    Each stop is announced with the command that attaches to it. Your files are not changed, and no port is open before
+    a stop. The exit code is that of COMMAND.
     """
     from vime.debug.attach.debug_run import Terminal
     from vime.debug.attach.debug_run import run as debug_run

@@ -10,7 +10,9 @@ from vime_cli import output
 
 Session = Annotated[
     str | None,
-    typer.Argument(metavar="SESSION", help="Of the debug run; without it, the only one.", show_default=False),
+    typer.Argument(
+        metavar="SESSION", help="Name of the debug run (d-...); may be left out where there is one.", show_default=False
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every debug run of yours that is alive.")]
 Address = Annotated[
@@ -20,7 +22,10 @@ Address = Annotated[
 
 
 def stop(session: Session = None, all_: All = False, address: Address = None) -> None:
-    """End a debug run with every process of it: a submitted job as well. Nothing of it is left."""
+    """End a debug run with every process of it, also a job.
+
+    Nothing of it is left. It is what ends a job whose run command was killed.
+    """
     from vime.debug.attach.stopping import stop_runs
 
     for line in stop_runs(session, all_, address):

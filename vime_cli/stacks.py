@@ -18,7 +18,10 @@ Native = Annotated[bool, typer.Option("--native", help="With the frames of C cod
 
 
 def stacks(run_dir: RunDir = None, rank: Rank = None, native: Native = False, as_json: AsJson = False) -> None:
-    """Where is every process of a running run? Those that stand alike together, the odd one first."""
+    """Where every process of a run stands, the odd one first.
+
+    Processes that stand alike are shown together. It needs no debug run.
+    """
     from vime.debug.everywhere import look
     from vime.debug.processes import find_run, is_live, read_roster
     from vime.debug.stacks import in_full

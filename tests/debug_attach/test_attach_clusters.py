@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stops import SECONDS, a_run, a_stop, program, stop_of, stopped, vime, wait_for
 
-from vime.debug.attach import clusters, gcs, pausing
+from vime.debug.attach import clusters, gcs, listing, pausing
 from vime.debug.attach.dap import Dap
 from vime.debug.attach.sessions import look
 from vime.debug.processes import command_line, pids
@@ -239,6 +239,8 @@ def test_a_process_of_another_node_is_paused_through_a_task_there(two, registry,
         assert [(t.pid, t.rank, t.node) for t in found] == [(process.pid, 6, next(iter(gcs.nodes(two[0]))))]
         stop = pausing.pause(look(two[0]), "rank=6")
         assert (stop.pid, stop.session, stop.point) == (process.pid, "d-away", "pause")
+        said = listing.announcement(stop, there)
+        assert f"attach: vime debug-attach connect {stop.key} --address {two[0]}, or" in said[2], "from any terminal"
     finally:
         process.kill()
         process.wait(SECONDS)

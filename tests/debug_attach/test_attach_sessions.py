@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from stops import a_run, a_stop, program, stop_of, stopped, vime, wait_for
 
-from vime.debug.attach import sessions
+from vime.debug.attach import listing, sessions
 from vime.debug.attach.sessions import Seen, Session, find, look, members_of
 from vime.debug.stop.records import ATTACHED, WAITING, put_run, put_stop, runs, stops
 from vime.debug.stop.spec import Spec
@@ -21,6 +22,7 @@ STOPS = [
     a_stop("trainer1-9cff"),
     a_stop("trainer12-77aa", rank=12),
     a_stop("engine12-77ab", role="engine", rank=12),
+    a_stop("enginecore0-5879", role="engine core", rank=0),
 ]
 
 
@@ -32,6 +34,7 @@ STOPS = [
         ("driver", "driver-0001"),
         ("trainer12", "trainer12-77aa"),
         ("engine", "engine12-77ab"),
+        ("engine-core", "enginecore0-5879"),
     ],
 )
 def test_a_key_its_beginning_or_who_it_is(text, key):
@@ -153,3 +156,12 @@ def test_an_entry_that_cannot_be_read_is_named(registry, text, said):
         look("local")
     assert str(registry.folder) in raised.value.message
     assert "remove" in raised.value.hint
+
+
+def test_a_stop_is_told_with_the_file_here_and_the_command_that_attaches(registry):
+    """Ray runs a copy of the code, in a folder with a long name."""
+    copied = a_stop(file="/tmp/ray/copy/pkg/work.py", local_root="/home/me/work", remote_root="/tmp/ray/copy")
+    where, _, attach = listing.announcement(copied, registry)
+    assert "has stopped at /home/me/work/pkg/work.py:5 compute: breakpoint step == 2" in where
+    assert f"vime debug-attach connect {copied.key}, or a client of your own to 127.0.0.1:5678" in attach
+    assert listing.place(replace(copied, file="/tmp/ray/copy2/work.py")) == "/tmp/ray/copy2/work.py:5 compute"

@@ -14,6 +14,7 @@ from vime.debug.attach.gcs import Paused
 from vime.debug.attach.sessions import Seen, Session, is_here
 from vime.debug.attach.words import clock, short, short_path, span
 from vime.debug.stop.records import WAITING, Stop
+from vime.debug.stop.registry import GcsRegistry, Registry
 
 FORMAT, SCHEMA_VERSION = "vime-debug-list", 1
 COLUMNS = ("key", "where", "why", "who", "node", "pid", "since", "state", "line")
@@ -56,14 +57,17 @@ def lines(seen: Seen) -> list[str]:
     return found + list(seen.notes)
 
 
-def announcement(stop: Stop, behind: Sequence[str] = (), now: float | None = None) -> list[str]:
-    """What ``run`` prints when a process has stopped (case D03): where, why, who, until when, and how to attach."""
+def announcement(stop: Stop, registry: Registry, behind: Sequence[str] = (), now: float | None = None) -> list[str]:
+    """What ``run`` prints when a process has stopped (case D03): where, why, who, until when, and how to attach from
+    any terminal.
+    """
     left = max(0.0, stop.until - (time.time() if now is None else now))
+    cluster = f" --address {registry.where}" if isinstance(registry, GcsRegistry) else ""
     at = f"{stop.host}:{stop.port}" + ("" if is_here(stop) else f" of {stop.hostname} ({stop.address})")
     return [
         f"{stop.who} (pid {stop.pid}) has stopped at {place(stop)}: {stop.reason}",
         *([f"    {stop.code}"] if stop.code else []),
-        f"attach: vime debug-attach connect {stop.key}, or a client of your own to {at}; "
+        f"attach: vime debug-attach connect {stop.key}{cluster}, or a client of your own to {at}; "
         f"it goes on by itself in {span(left)}",
         *behind,
     ]
@@ -97,7 +101,7 @@ def data(seen: Seen) -> dict[str, Any]:
 
 def place(stop: Stop) -> str:
     """ "work.py:5 compute", the file as short as it can be said from the current folder."""
-    return f"{short_path(stop.file)}:{stop.line} {stop.function}".rstrip()
+    return f"{short_path(stop.file_here)}:{stop.line} {stop.function}".rstrip()
 
 
 def _row(stop: Stop, now: float) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from vime.debug.attach import clusters, gcs
 from vime.debug.attach.gcs import Node, Paused, Worker
 from vime.debug.processes import boot_id, pids, start_ticks
 from vime.debug.stop import registry as registries
+from vime.debug.stop.identity import ROLES
 from vime.debug.stop.records import WAITING, Run, Stop, forget_run, forget_stop, runs, stops
 from vime.debug.stop.registry import FolderRegistry, GcsRegistry, Registry
 from vime.debug.stop.spec import Spec
@@ -58,6 +59,9 @@ class Seen:
     def session_of(self, stop: Stop) -> Session:
         return next(one for one in self.sessions if one.name == stop.session and stop in one.stops)
 
+    def registry_of(self, session: str) -> Registry:
+        return next(one.registry for one in self.sessions if one.name == session)
+
 
 def look(address: str | None = None, key: str | None = None) -> Seen:
     """All debug runs of this user on this machine, and those of the cluster that is meant, see ``clusters.chosen``.
@@ -90,14 +94,16 @@ def look_here() -> tuple[Session, ...]:
 
 
 def find(found: Sequence[Stop], text: str) -> Stop:
-    """The stop that ``text`` means: a key or its beginning, ``rank=N``, ``driver``. UsageError for none, or several."""
+    """The stop that ``text`` means: a key or its beginning, ``rank=N``, a role. UsageError for none, or several."""
     matching = matches(found, text)
     if len(matching) == 1:
         return matching[0]
     if not found:
         raise UsageError(f"{text}: nothing is stopped", "vime debug-attach list shows what is")
     if not matching:
-        raise UsageError(f"{text}: no such stop\n{candidates(found)}", "give a key, its beginning, rank=N or driver")
+        raise UsageError(
+            f"{text}: no such stop\n{candidates(found)}", "give a key, its beginning, rank=N or a role such as driver"
+        )
     raise UsageError(f"{text}: {len(matching)} stops are meant\n{candidates(matching)}", "give a key")
 
 
@@ -105,8 +111,8 @@ def matches(found: Sequence[Stop], text: str) -> list[Stop]:
     """The stops that ``text`` may mean; an exact key means one alone."""
     if exact := [stop for stop in found if stop.key == text]:
         return exact
-    if text == DRIVER:
-        return [stop for stop in found if stop.role == DRIVER]
+    if (role := text.replace("-", " ")) in ROLES:
+        return [stop for stop in found if stop.role == role]
     if text.startswith(RANK):
         return [stop for stop in found if stop.rank == rank_of(text)]
     return [stop for stop in found if text and stop.key.startswith(text)]
@@ -142,7 +148,7 @@ def members_of(session: str, where: str = "") -> list[int]:
 
 def candidates(found: Sequence[Stop]) -> str:
     """One line each."""
-    return "\n".join(f"  {s.key}  {s.who}  {s.file}:{s.line} {s.function}  pid {s.pid}" for s in found)
+    return "\n".join(f"  {s.key}  {s.who}  {s.file_here}:{s.line} {s.function}  pid {s.pid}" for s in found)
 
 
 def _look_there(address: str) -> tuple[tuple[Session, ...], list[Paused], list[str]]:

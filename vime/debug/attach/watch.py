@@ -120,7 +120,8 @@ class Watch:
             self.of_point[stop.point] = self.of_point.get(stop.point, 0) + 1
             is_last = stop is new[-1]
             session = Session(self.run.session, registry, self.run, tuple(now))
-            for line in listing.announcement(stop, listing.behind_lines(session) if is_last else ()):
+            behind = listing.behind_lines(session) if is_last else ()
+            for line in listing.announcement(stop, registry, behind):
                 self.say(line)
 
     def _is_there(self, registry: Registry, stop: Stop) -> bool:

@@ -64,6 +64,12 @@ class Stop:
         """ "trainer 1", "driver"."""
         return self.role if self.rank is None else f"{self.role} {self.rank}"
 
+    @property
+    def file_here(self) -> str:
+        """``file``, or what it is a copy of in the folder where the command was given."""
+        is_copy = bool(self.remote_root) and self.file.startswith(f"{self.remote_root}/")
+        return f"{self.local_root}{self.file.removeprefix(self.remote_root)}" if is_copy else self.file
+
 
 @dataclass(frozen=True)
 class Run:
