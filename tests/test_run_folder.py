@@ -89,3 +89,9 @@ def test_two_runs_at_the_same_time_do_not_write_to_one_folder(folder):
         pass
     with folder.held():
         pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/run': cannot be written"), RunFolder(tmp_path / "file" / "run").held():
+        pass

@@ -91,8 +91,13 @@ class RunFolder:
         """One run at a time: UsageError if another process holds the folder. The lock ends with its process."""
         import fcntl  # not on Windows, where the light install can check a configuration
 
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as file:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "w")  # noqa: SIM115 - closed below
+        except OSError as error:
+            text = f"run.dir = {str(self.path)!r}: cannot be written ({error.strerror})"
+            raise UsageError(text, "choose another run.dir") from error
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
