@@ -20,7 +20,10 @@ Which = Annotated[
 Everything = Annotated[bool, typer.Option("--all", help="All stops that nobody is attached to.")]
 Whom = Annotated[
     str | None,
-    typer.Argument(metavar="rank=N|driver|PID", help="A process of a debug run. May be left out where there is one."),
+    typer.Argument(
+        metavar="rank=N|ROLE[N]|PID",
+        help="A process of a debug run, such as driver or trainer0. May be left out where there is one.",
+    ),
 ]
 
 

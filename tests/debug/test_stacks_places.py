@@ -76,7 +76,7 @@ def ranks(*stacks):
         (CORE_IDLE, "idle: no work"),
         (FREE_WORKER, "idle: no work"),
         ([Frame("lock", f"{SITE}/lib.py", 3)], "lock"),
-        ([*AT_POINT, STEP, *BOTTOM], "the debugger <- step.py:106 _finalize"),
+        ([*AT_POINT, STEP, *BOTTOM], "the debugger <- step.py:107 _finalize"),
         ([*ATTACHED, CORE_STEP, *BOTTOM], "the debugger <- core.py:665 step"),
         ([*ATTACHED, Frame("_bootstrap", THREADS, 1002)], "wait"),
         (UNDER_RUNNER, "reward.py:12 score"),
@@ -105,7 +105,7 @@ def test_a_rank_that_a_debugger_has_stopped_is_shown_where_it_stands():
     found = ranks(ALL_REDUCE, [*AT_POINT, STEP, *BOTTOM])
     assert (
         found.culprit
-        == "trainer rank 1 is in step.py:106 _finalize, in the debugger; rank 0 waits for it in all_reduce"
+        == "trainer rank 1 is in step.py:107 _finalize, in the debugger; rank 0 waits for it in all_reduce"
     )
     assert "debug/stop" not in "".join(short_lines(groups_of(found.dumps)))
 

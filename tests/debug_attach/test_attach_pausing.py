@@ -84,6 +84,10 @@ def test_a_process_is_known_by_its_rank_or_pid(start, registry):
         pause(look(), None)
     with pytest.raises(UsageError, match="no such process"):
         pause(look(), "rank=2")
+    who = Target("d-pause", 1, "engine core", 0)
+    assert [pausing.is_meant(who, text) for text in ("engine-core", "enginecore0", "rank=0", "engine", "trainer0")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
     assert pause(look(), "rank=1").pid == one.pid
     assert pause(look(), str(zero.pid)).pid == zero.pid
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vime.debug.stacks import Dump, Frame, Thread
 from vime.reward.function import is_users, is_vimes
@@ -84,6 +84,8 @@ def _below_debugger(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
     """From the frame in which a debugger has stopped a thread; None for others, and for the debugger's own threads."""
     inside = [i for i, frame in enumerate(frames) if any(part in frame.file for part in DEBUGGER)]
     below = tuple(frames[inside[-1] + 1 :]) if inside else ()
+    if below and frames[inside[-1]].file.endswith(DEBUGGER[0]):  # a point's call is on the line before it
+        below = (replace(below[0], line=below[0].line + 1), *below[1:])
     return below if any(os.path.basename(frame.file) != "threading.py" for frame in below) else None
 
 

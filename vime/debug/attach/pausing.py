@@ -47,7 +47,7 @@ class Target:
 
 
 def pause(seen: Seen, text: str | None, seconds: float = PAUSE_SECONDS) -> Stop:
-    """Stop the process that ``text`` means (``rank=N``, ``driver``, a pid; None: the only one), and wait for it.
+    """Stop the process that ``text`` means (``rank=N``, ``driver``, ``trainer0``, a pid; None: the only one).
 
     UsageError where that is none, or several, or it has stopped already. OutOfTime where it does not stop in time.
     """
@@ -128,21 +128,26 @@ def _chosen(found: Sequence[Target], text: str | None) -> Target:
     listed = "\n".join(f"  {t.name}  of {t.session}{f'  on node {t.node[:8]}' if t.node else ''}" for t in found)
     if not found:
         raise UsageError("no process of a debug run can be paused", "start one with vime debug-attach run")
-    matching = [t for t in found if _is_meant(t, text)]
+    matching = [t for t in found if is_meant(t, text)]
     if not matching:
-        raise UsageError(f"{text}: no such process\n{listed}", "give rank=N, driver or a pid")
+        raise UsageError(
+            f"{text}: no such process\n{listed}",
+            "give rank=N, driver, trainer0 or a pid",
+        )
     if len(matching) > 1:
         what = "which one?" if text is None else f"{text}: {len(matching)} processes are meant"
         names = "\n".join(line for line, t in zip(listed.splitlines(), found, strict=True) if t in matching)
-        raise UsageError(f"{what}\n{names}", "give a pid")
+        raise UsageError(f"{what}\n{names}", "give a role and its rank such as trainer0, or a pid")
     return matching[0]
 
 
-def _is_meant(target: Target, text: str | None) -> bool:
+def is_meant(target: Target, text: str | None) -> bool:
+    """Whether ``text`` (see ``pause``) names this process."""
     if text is None:
         return True
-    if text == DRIVER:
-        return target.role == DRIVER
+    name = text.replace("-", "").replace(" ", "")
+    if name in (role := target.role.replace(" ", ""), f"{role}{target.rank}") and role:
+        return True
     if text.startswith(RANK):
         return target.rank == rank_of(text)
     return str(target.pid) == text

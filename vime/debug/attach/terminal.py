@@ -109,6 +109,8 @@ class Terminal:
             self._stopped()
             self.frames = []
             self.dap.go(_GOES[word], self.thread)
+            if self.screen.is_interactive and _GOES[word] == "continue":
+                self.screen.say("it runs on; Ctrl-C pauses it")
             self._wait_for_stop()
 
         return go
