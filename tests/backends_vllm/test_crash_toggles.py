@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from vime.backends.vllm.crash_facts import VARIABLES, asked, in_force
+from vime.backends.vllm.crash_facts import VARIABLES, agreed, asked, in_force
 from vime.backends.vllm.derived import DERIVED_ENGINE
 from vime.debug.crash.planted import SWITCHES
 from vime.debug.crash.toggles import SPECULATIVE, environment_of, toggles
@@ -72,3 +72,11 @@ def test_switches_as_they_are_and_as_they_were_asked_for():
     assert (given["cuda_graph"], given["cascade_attention"], given["async_scheduling"]) == (True, False, True)
     assert given["speculative"]
     assert not asked({"enforce_eager": True}, cpu)["cuda_graph"]
+
+
+def test_a_setting_that_one_worker_does_not_have_is_not_in_force():
+    """Case D21: on one rank of two."""
+    off = {toggle.name: toggle for toggle in ALL}["launch_blocking"]
+    on = {"env CUDA_LAUNCH_BLOCKING": "1", "pid": 1}
+    assert off.unread(agreed([on, on | {"pid": 2}])) == ""
+    assert "worker reads env CUDA_LAUNCH_BLOCKING = ['1', None]" in off.unread(agreed([on, FACTS | {"pid": 2}]))

@@ -80,6 +80,7 @@ def attempt(path: str) -> None:
 
 async def _attempt(order: Order, notes: Notes) -> None:
     from vime.backends.vllm.arguments import engine_arguments
+    from vime.backends.vllm.crash_facts import agreed
     from vime.backends.vllm.engine import VllmEngine
     from vime.config.schema import Config
 
@@ -99,7 +100,7 @@ async def _attempt(order: Order, notes: Notes) -> None:
     arguments = engine_arguments(config, engine.on_cpu)
     processes = engine.processes
     try:
-        notes.write(facts=(await engine.settings())[0])
+        notes.write(facts=agreed(await engine.settings()))
         await engine.write_stacks()
         for text in order.planted:
             await engine.plant_crash(text, [request[:3] for request in requests], arguments)

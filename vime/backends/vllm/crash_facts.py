@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vime import device
+from vime.debug.crash.toggles import SPECULATIVE
 
 VARIABLES = (
     "CUDA_LAUNCH_BLOCKING",
@@ -16,7 +17,6 @@ VARIABLES = (
     "TORCH_COMPILE_DISABLE",
     "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
 )
-SPECULATIVE = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 ARGUMENTS = {
     "prefix_caching": "enable_prefix_caching",
     "chunked_prefill": "enable_chunked_prefill",
@@ -55,6 +55,15 @@ def facts(worker: Any) -> dict[str, Any]:
         "enable_sleep_mode": bool(found.model_config.enable_sleep_mode),
         "model_runner": "V2" if ".worker.gpu." in type(worker.model_runner).__module__ else "V1",
         **{f"env {name}": os.environ.get(name) for name in VARIABLES},
+    }
+
+
+def agreed(of_workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of an engine: what all its workers read; where they differ, the list of what each reads."""
+    first, *others = of_workers
+    return {
+        name: value if all(other[name] == value for other in others) else [facts[name] for facts in of_workers]
+        for name, value in first.items()
     }
 
 
