@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ LONG = ("rollout.sampling.ignore_stop=true", "rollout.sampling.max_response_len=
 
 def bisect(workspace: Path, name: str, *arguments: object, **environment: str) -> Command:
     own = (f"run.dir={workspace / name}", *LONG)
-    return vime("rollout", workspace / "run.toml", *own, "--bisect-crash", *arguments, **environment)
+    (workspace / name).mkdir()
+    page = ("--html", workspace / name / "page.html")
+    return vime("rollout", workspace / "run.toml", *own, "--bisect-crash", *page, *arguments, **environment)
 
 
 def result_of(command: Command) -> dict:
@@ -23,17 +27,39 @@ def result_of(command: Command) -> dict:
     return json.loads("\n".join(command.lines[start : command.lines.index("}") + 1]))
 
 
-@pytest.fixture(scope="module")
-def found(workspace) -> dict:
-    """A segfault that needs two settings and two of 32 requests; four of each prompt, which differ by their seeds."""
-    command = bisect(
-        workspace,
-        "crash",
+GUILTY = "segfault if prefix_caching and chunked_prefill and request 0 and request 6"
+SEARCHES: dict[str, tuple[object, ...]] = {
+    "crash": (  # two settings and two of 32 requests; four of each prompt, which differ by their seeds
         "rollout.rollout_batch_size=8",
         *("--only", "prefix_caching", "--only", "chunked_prefill", "--only", "eager", "--runs", 1, "--json"),
-        *("--html", workspace / "crash.html"),
-        *("--inject", "segfault if prefix_caching and chunked_prefill and request 0 and request 17"),
-    )
+        *("--inject", GUILTY),
+    ),
+    "crossed": (
+        "vllm.enforce_eager=false",
+        "vllm.compilation_config={mode=0}",  # which takes no time
+        'vllm.speculative_config={method="ngram",num_speculative_tokens=2,prompt_lookup_max=3}',
+        *("--runs", 1, "--max-attempts", 4, "--only", "eager", "--only", "speculative", "--json"),
+        *("--inject", "exception if speculative and not eager"),
+    ),
+    "none": ("--runs", 2),
+    "hang": ("--runs", 1, "--max-attempts", 1, "--attempt-timeout", 10, "--json", "--inject", "hang if batch > 1"),
+}
+ENVIRONMENT = {"crossed": {"CUDA_LAUNCH_BLOCKING": "1"}}
+
+
+@pytest.fixture(scope="module")
+def searches(workspace) -> Iterator[dict[str, Future[Command]]]:
+    """All of them, two at a time: each waits for processes to come up most of the time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(bisect, workspace, name, *arguments, **ENVIRONMENT.get(name, {}))
+            for name, arguments in SEARCHES.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def found(searches) -> dict:
+    command = searches["crash"].result()
     assert command.process.returncode == 1, command.text
     assert "32 requests, at most 100 engine starts" in command.text
     return result_of(command)
@@ -44,7 +70,7 @@ def test_the_two_settings_and_the_two_requests_of_32_are_found(found):
     assert found["verdict"] == "CRASH"
     assert found["crash"] == {"cause": "SIGSEGV in the engine core", "phase": "serving"}
     assert found["removed_by"] == ["prefix_caching", "chunked_prefill"]
-    assert found["requests"] == ["0/0", "4/1"]
+    assert found["requests"] == ["0/0", "1/2"]
     assert found["is_minimal"]
     assert found["num_engine_starts"] == len(found["attempts"]) <= 1 + 2 + 19 + 1
     assert found["stopped"] == ""
@@ -60,7 +86,7 @@ def test_toggles_are_read_back_in_the_worker_and_recorded(found, workspace):
     toggles = {t["name"]: t for t in found["toggles"]}
     assert toggles["eager"]["verdict"] == "SKIP"
     assert "its worker reads enforce_eager = True" in toggles["eager"]["reason"]
-    assert "planted_segfault" in (workspace / "crash.html").read_text()
+    assert "planted_segfault" in (workspace / "crash" / "page.html").read_text()
 
 
 @pytest.mark.slow
@@ -90,18 +116,9 @@ def test_the_printed_line_shows_the_crash_again(found, workspace):
 
 
 @pytest.mark.slow
-def test_graphs_and_speculation_are_crossed_first_and_settings_reach_the_worker(workspace):
+def test_graphs_and_speculation_are_crossed_first_and_settings_reach_the_worker(searches):
     """Case D21: asked for on the command line and in the environment, read back from the engine's worker."""
-    command = bisect(
-        workspace,
-        "crossed",
-        "vllm.enforce_eager=false",
-        "vllm.compilation_config={mode=0}",  # which takes no time
-        'vllm.speculative_config={method="ngram",num_speculative_tokens=2,prompt_lookup_max=3}',
-        *("--runs", 1, "--max-attempts", 4, "--only", "eager", "--only", "speculative", "--json"),
-        *("--inject", "exception if speculative and not eager"),
-        CUDA_LAUNCH_BLOCKING="1",
-    )
+    command = searches["crossed"].result()
     assert command.process.returncode == 1, command.text
     found = result_of(command)
     assert [a["changed"] for a in found["attempts"][:3]] == [[], ["eager"], ["speculative"]]
@@ -116,20 +133,16 @@ def test_graphs_and_speculation_are_crossed_first_and_settings_reach_the_worker(
 
 
 @pytest.mark.slow
-def test_no_crash_is_said_to_be_none(workspace):
-    command = bisect(workspace, "none", "--runs", 2)
+def test_no_crash_is_said_to_be_none(searches):
+    command = searches["none"].result()
     assert command.process.returncode == 0, command.text
     assert "NOT REPRODUCED: not reproduced in 2 runs" in command.text
     assert "2 of at most 100" in command.text
 
 
 @pytest.mark.slow
-def test_a_hang_is_ended_and_says_where(workspace):
-    command = bisect(
-        workspace,
-        "hang",
-        *("--runs", 1, "--max-attempts", 1, "--attempt-timeout", 10, "--json", "--inject", "hang if batch > 1"),
-    )
+def test_a_hang_is_ended_and_says_where(searches):
+    command = searches["hang"].result()
     assert command.process.returncode == 1, command.text
     found = result_of(command)
     assert found["attempts"][0]["outcome"] == "hung"

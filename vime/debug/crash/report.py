@@ -240,7 +240,7 @@ class CrashReport:
         found: list[Table] = [
             ("attempts", attempts, self.attempt_rows()),
             ("settings", ("toggle", "verdict", "why, or what it takes away"), self.toggle_rows()),
-            ("smallest requests", ("sample", "tokens", "seed", "prompt"), self.request_rows()),
+            ("requests of the smallest case", ("sample", "tokens", "seed", "prompt"), self.request_rows()),
             ("Python stack of the crash, the innermost call first", ("call",), stack),
         ]
         return [part for part in found if part[2]]

@@ -139,6 +139,8 @@ def _bound(ledger: Ledger, plan: Plan, found: Found) -> int:
 
 
 def _at_most(ledger: Ledger, num: int) -> str:
+    if ledger.num_left <= 0:
+        raise OutOfAttempts
     return f"at most {_count(min(num, ledger.num_left), 'engine start')}"
 
 
@@ -236,7 +238,7 @@ def _last(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     assert ledger.first is not None
     if ledger.num_left <= 0:
         return
-    say(f"the smallest case, {_count(len(found.requests), 'request')}, once more, for its stack and its core dump")
+    say(f"the smallest case so far, {_count(len(found.requests), 'request')}, once more, for stack and core dump")
     for _ in range(ledger.repeats):
         found.last = ledger.attempt(Trial((), found.requests, with_core_dump=True), LAST)
         if ledger.shows(found.last.ending):
