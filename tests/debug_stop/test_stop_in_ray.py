@@ -100,6 +100,7 @@ def test_a_function_of_main_in_a_task_and_the_namespace_is_kept(ray_run: Any, at
     ray_run.write(
         "train.py",
         """
+        import multiprocessing, os
         import ray
 
         def compute(i):
@@ -112,21 +113,28 @@ def test_a_function_of_main_in_a_task_and_the_namespace_is_kept(ray_run: Any, at
 
         ray.init(namespace="vime-test", runtime_env={"env_vars": {"MINE": "1"}}, log_to_driver=True)
         print("RESULT", ray.get([task.remote(i) for i in range(3)]), ray.get_runtime_context().namespace, flush=True)
+        forked = multiprocessing.get_context("fork").Process(target=lambda: os._exit(compute(4)))
+        forked.start()
+        forked.join(60)  # Ray's own client would wait for ever there
+        print("FORKED", forked.exitcode, flush=True)
+        forked.kill()
         """,
     )
     ray_run.point("train.py", "return total + 1", condition="i == 1")
     started = ray_run.start("train.py")
     stop = started.stops()[0]
-    assert (stop.role, stop.function, stop.line) == ("worker", "compute", 5)
+    assert (stop.role, stop.function, stop.line) == ("worker", "compute", 6)
     assert stop.job
     assert stop.node
     client = attached(stop)
-    assert client.at == ("compute", "train.py", 5)
+    assert client.at == ("compute", "train.py", 6)
     assert client.locals() == {"i": "1", "total": "2"}
     client.dap.evaluate("total = 50", client.stack[0])
     client.leave()
     code, said = started.end()
-    assert (code, "RESULT [1, 51, 5] vime-test" in said) == (0, True), said
+    assert (code, "RESULT [1, 51, 5] vime-test" in said, "FORKED 9" in said) == (0, True, True), said
+    tally = [ray_run.registry.get(name) for name in ray_run.registry.names(f"{ray_run.spec.session}/tally/")]
+    assert "child" in [one["who"] for one in tally], tally
 
 
 ACTORS = """

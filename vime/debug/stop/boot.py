@@ -29,6 +29,8 @@ _names: set[str] = set()
 _files: set[str] = set()
 _busy: set[int] = set()
 """Threads that load what it needs to compile a file with points: not with points itself."""
+_beside_ray: set[int] = set()
+"""This process, if it was forked from one that had loaded Ray."""
 _after: dict[str, Callable[[ModuleType], None]] = {}
 """What to do once a module has been loaded."""
 _load = SourceFileLoader.get_code
@@ -205,7 +207,14 @@ def _take_breakpoint_back(_pydevd: ModuleType) -> None:
     sys.breakpointhook = _breakpoint
 
 
+def is_forked_beside_ray() -> bool:
+    """Whether this process was forked from one that had loaded Ray, whose threads are missing here."""
+    return bool(_beside_ray)
+
+
 def _in_forked_child() -> None:
+    if "ray._raylet" in sys.modules:
+        _beside_ray.add(os.getpid())
     for name in ("vime.debug.stop.hit", "vime.debug.stop.pause", "vime.debug.stop.post_mortem"):
         if (module := sys.modules.get(name)) is not None:
             module.in_forked_child()

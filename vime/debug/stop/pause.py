@@ -55,13 +55,16 @@ class _Open:
 
 @dataclass
 class _State:
-    """Of this process. ``open``: by key; ``keeper`` looks after them. ``inside``: threads that are at a stop."""
+    """Of this process. ``open``: by key; ``keeper`` looks after them. ``inside``: threads that are at a stop.
+    ``parents``: before the fork, never closed here, where the threads of its connection are missing.
+    """
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # a signal stops the thread that holds it
     registry: Registry | None = None
     open: dict[str, _Open] = field(default_factory=dict)
     keeper: threading.Thread | None = None
     inside: set[int] = field(default_factory=set)
+    parents: _State | None = None
 
 
 _state = _State()
@@ -117,7 +120,7 @@ def claim(name: str) -> bool:
 def in_forked_child() -> None:
     """A forked child has no port, no stop and no connection of its own yet."""
     global _state
-    _state = _State()
+    _state = _State(parents=_state)
     tracing.in_forked_child()
 
 

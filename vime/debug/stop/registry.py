@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from vime.debug.stop import boot
 from vime.debug.stop.spec import Spec
 from vime.errors import UsageError, VimeError
 
@@ -198,6 +199,10 @@ def registry_of(spec: Spec) -> Registry:
     address = spec.gcs or _joined() or os.environ.get("RAY_ADDRESS", "")
     if not address:
         raise VimeError("the debug run names no registry: neither a folder nor a cluster", "start it again")
+    if boot.is_forked_beside_ray():
+        from vime.debug.stop.relay import RelayedRegistry
+
+        return RelayedRegistry(address)
     return GcsRegistry(address)
 
 

@@ -14,13 +14,12 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-_ME = os.path.realpath(__file__)
+_ME, _PID = os.path.realpath(__file__), os.getpid()
 
 
 def main(arguments: list[str]) -> None:
     """Run the target that the arguments name; raises what it raises, which Python itself then prints."""
     from vime.debug.stop import boot
-    from vime.debug.stop.linger import linger
     from vime.reward.role import PID, introduce
 
     if PID not in os.environ:  # else somebody of the run has started this, and it is a child
@@ -29,12 +28,12 @@ def main(arguments: list[str]) -> None:
     try:
         _run(arguments)
     except SystemExit:
-        linger()
+        _linger()
         raise
     except BaseException:
         sys.excepthook = _at_end(sys.excepthook)
         raise
-    linger()
+    _linger()
 
 
 def _run(arguments: list[str]) -> None:
@@ -108,9 +107,9 @@ def _at_end(hook: Callable[..., Any]) -> Callable[..., Any]:
     """``sys.excepthook`` for the error that ends the target: its own, without our frames at the bottom; then stay."""
 
     def at_error(kind: Any, error: BaseException, traceback: TracebackType | None) -> None:
-        error.__traceback__ = traceback = _without_ours(traceback)
+        traceback = _without_ours(traceback)
         try:
-            hook(kind, error, traceback)
+            hook(kind, error.with_traceback(traceback), traceback)  # some may not be assigned to: a frozen dataclass
         finally:
             if not isinstance(error, KeyboardInterrupt):  # it waits for nothing
                 _stay(error)
@@ -119,11 +118,17 @@ def _at_end(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stay(error: BaseException) -> None:
-    from vime.debug.stop.linger import linger
     from vime.debug.stop.post_mortem import stop_at
 
     stop_at(error)  # once for each error: here as well, because the program may have a hook of its own
-    linger()
+    _linger()
+
+
+def _linger() -> None:
+    from vime.debug.stop.linger import linger
+
+    if os.getpid() == _PID:  # a forked child is not the main program
+        linger()
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

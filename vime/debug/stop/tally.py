@@ -62,8 +62,7 @@ def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_
 
 def _registry(spec: Spec) -> Registry:
     """One connection per process."""
-    if os.getpid() not in _registries:
-        _registries.clear()
+    if os.getpid() not in _registries:  # that of a parent stays: to end its connection here might wait for ever
         _registries[os.getpid()] = registry_of(spec)
     return _registries[os.getpid()]
 
