@@ -108,8 +108,9 @@ def _at_end(hook: Callable[..., Any]) -> Callable[..., Any]:
 
     def at_error(kind: Any, error: BaseException, traceback: TracebackType | None) -> None:
         traceback = _without_ours(traceback)
+        error = error.with_traceback(traceback)  # some may not be assigned to, such as a frozen dataclass
         try:
-            hook(kind, error.with_traceback(traceback), traceback)  # some may not be assigned to: a frozen dataclass
+            hook(kind, error, traceback)
         finally:
             if not isinstance(error, KeyboardInterrupt):  # it waits for nothing
                 _stay(error)
