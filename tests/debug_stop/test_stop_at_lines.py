@@ -321,6 +321,8 @@ def test_a_signal_pauses_where_the_process_is(debug_run: Any, attached: Any) -> 
     client = attached(stop)
     assert client.stack[0].name == "wait"
     started.process.send_signal(signal.SIGUSR2)  # stopped already: no second stop
+    client.dap.evaluate("n", client.stack[0])  # by the main thread, which has met the signal then
+    assert [found.key for found in stops(debug_run.registry)] == [stop.key]
     (debug_run.folder / "go").touch()
     client.leave()
     assert started.end()[0] == 0
