@@ -204,11 +204,11 @@ def test_a_cluster_that_refuses_leaves_nothing_running(tmp_path, work, monkeypat
     from vime.debug.attach import launch
     from vime.debug.attach.plan import Asked, plan
 
-    def refuse(spec):
+    def refuse(address):
         raise VimeError("token needed")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "registry_of", refuse)
+    monkeypatch.setattr(launch.gcs, "client", refuse)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         planned = plan(Asked(command=(sys.executable, "work.py", "0"), address=address))

@@ -11,6 +11,8 @@ import time
 import pytest
 from debug_runs import VIME, attached, debug_run, ray_cluster, values
 
+from vime.debug.attach.sessions import members_of
+from vime.debug.processes import command_line
 from vime.debug.stop.registry import GcsRegistry
 
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -129,7 +131,8 @@ def test_the_guides_recipe_with_and_without_ray_init(job, sources, options):
     with job("--", "python3", "guide.py", *options) as run:
         stop = run.stop()
         print(f"submit to stopped: {time.monotonic() - began:.1f} s")
-        run.until(lambda: f"connect {stop.key}, or a client of your own to 127.0.0.1:{stop.port}" in run.err)
+        how = f"connect {stop.key} --address {run.registry.where}, or a client of your own to 127.0.0.1:{stop.port}"
+        run.until(lambda: how in run.err)
         assert (stop.line, stop.who, stop.reason) == (13, "driver", "breakpoint()")
         with attached(stop) as (client, thread):
             assert os.path.basename(client.stack(thread)[0].file) == "guide.py"
@@ -180,7 +183,7 @@ def test_post_mortem_in_an_actor_and_in_the_driver_by_the_guides_variable(job):
         stop = run.stop()
         assert (stop.line, stop.function, stop.role) == (8, "Worker.step", "worker")
         assert stop.reason == "ZeroDivisionError: division by zero"
-        run.until(lambda: f"connect {stop.key}, " in run.err)
+        run.until(lambda: f"connect {stop.key} --address" in run.err)
         with attached(stop) as (client, thread):
             assert values(client, thread).items() >= {"number": "3", "parts": "0"}.items()
             client.detach()
@@ -235,15 +238,25 @@ def test_rays_own_debugger_lists_it(job, cluster, options):
     """What its extension asks: workers with paused threads, and their port; in the job's own cluster and namespace."""
     from ray.util.state import list_workers
 
-    with job("--ray-debugger", "-b", "src/guide.py:14", "--", "python3", "guide.py", *options) as run:
+    own = ["--runtime-env-json", json.dumps({"env_vars": {"OF_THE_JOB": "here"}})]
+    with job("--ray-debugger", "-b", "src/guide.py:14", *own, "--", "python3", "guide.py", *options) as run:
         first = run.stop()
         paused = run.until(lambda: paused_workers(list_workers, cluster[1]))
         assert [(row.pid, row.debugger_port, row.num_paused_threads) for row in paused] == [(first.pid, first.port, 1)]
+        assert not any("gcs_server" in command_line(pid) for pid in members_of(run.session)), "a cluster of its own"
         with attached(first) as (client, thread):
-            assert client.stack(thread)[0].line == 14
+            frame = client.stack(thread)[0]
+            assert frame.line == 14
+            if options:  # else it has joined for as long as it waited
+                context = "__import__('ray').get_runtime_context()"
+                asked = ("gcs_address", "runtime_env['env_vars']['OF_THE_JOB']", "get_job_id()")
+                address, variable, name = (client.evaluate(f"{context}.{what}", frame) for what in asked)
+                assert (address, variable, name) == (f"'{cluster[0]}'", "'here'", f"'{first.job}'")
             client.detach()
         assert run.end() == 0
     assert "trained" in run.out
+    assert first.job
+    assert options or f"joined the job's cluster at {cluster[0]} for this stop: 1 node(s), namespace" in run.out
 
 
 def paused_workers(list_workers, address):

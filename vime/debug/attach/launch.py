@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vime.debug.attach import ending
+from vime.debug.attach import ending, gcs
 from vime.debug.attach.plan import Plan
 from vime.debug.processes import Member
 from vime.debug.stop.records import forget_run
@@ -52,7 +52,7 @@ class LocalCommand:
         guard, pipe = _start_guard(member, plan.spec)
         found = cls(plan, process, member, registry, guard, pipe)
         try:
-            found.registry = registry or registry_of(plan.spec)
+            found.registry = registry or _store(plan.spec)
         except VimeError:
             found.close(lambda: True)
             raise
@@ -91,6 +91,11 @@ def _folder(spec: Spec) -> Registry | None:
         return registry_of(spec)
     check_port(spec.gcs)
     return None
+
+
+def _store(spec: Spec) -> Registry:
+    gcs.client(spec.gcs)  # says in a word that it wants a token
+    return registry_of(spec)
 
 
 def _end(member: Member, session: str, is_urgent: Callable[[], bool] = lambda: False) -> None:

@@ -43,6 +43,7 @@ class SubmittedJob:
     _rest: str = ""
     _looked: float = 0.0
     _details: Any = None
+    _is_lost: bool = False
     _tail: threading.Thread | None = None
 
     @classmethod
@@ -51,7 +52,7 @@ class SubmittedJob:
         client = client_of(plan.address)
         try:
             job = client.submit_job(entrypoint=entrypoint(plan), runtime_env=plan.runtime_env)
-        except (RuntimeError, ValueError, TypeError, OSError) as error:
+        except _failures() as error:
             raise UsageError(f"{plan.address}: the job was refused: {_first_line(error)}") from error
         found = cls(plan, client, job, show, say)
         found._tail = threading.Thread(target=found._follow, name="job-log", daemon=True)
@@ -87,7 +88,7 @@ class SubmittedJob:
         self._look()
 
     def close(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        if self._details is None:
+        if self._details is None and not self._is_lost:  # who does not answer cannot be asked to end it
             self.stop(is_urgent)
         self._end_log()
 
@@ -101,7 +102,8 @@ class SubmittedJob:
     def _look(self) -> None:
         try:
             details = self.client.get_job_info(self.job)
-        except (RuntimeError, OSError) as error:
+        except _failures() as error:
+            self._is_lost = True
             raise VimeError(
                 f"{self.plan.address} does not answer any more: {_first_line(error)}", self._hint()
             ) from error
@@ -154,13 +156,17 @@ class SubmittedJob:
 
 def client_of(address: str) -> Any:
     """Ray's client of the jobs at a dashboard. VimeError where there is none."""
+    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     for name in _CHATTY:
         logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(address)
-    except (RuntimeError, OSError, ValueError) as error:
+    except AuthenticationError as error:
+        text = f"token needed: the cluster at {address} refuses this one, or none"
+        raise gcs.TokenNeeded(text, gcs.TOKEN_HINT) from error
+    except _failures() as error:
         hint = f"is a dashboard there? It needs ray[default]; with token authentication: {gcs.TOKEN_HINT}"
         raise UsageError(f"{address}: no jobs can be submitted: {_first_line(error)}", hint) from error
 
@@ -180,8 +186,15 @@ def stop_job(client: Any, job: str, meanwhile: Callable[[], None] = lambda: None
                 raise VimeError(f"job {job} did not end within {STOP_SECONDS:g} s", f"ray job stop {job}")
             meanwhile()
             time.sleep(LOOK_SECONDS)
-    except (RuntimeError, OSError) as error:
+    except _failures() as error:
         raise VimeError(f"job {job} cannot be stopped: {_first_line(error)}", f"ray job stop {job}") from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What Ray's client of jobs raises: of its own, of requests, of its checks."""
+    from ray.exceptions import RayError
+
+    return RayError, RuntimeError, OSError, ValueError, TypeError
 
 
 def _first_line(error: Exception) -> str:
