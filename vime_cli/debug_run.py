@@ -49,7 +49,8 @@ Rank = Annotated[
     typer.Option(
         "--rank",
         metavar="0,1|first|all",
-        help="These ranks (vime's own, torch.distributed's, or RANK); the first process that gets there; or all.",
+        help="These ranks (vime's own, torch.distributed's, or RANK); the first process that gets there; or all. Ranks "
+        "and --role also choose who stops at a breakpoint() in the program.",
     ),
 ]
 Role = Annotated[

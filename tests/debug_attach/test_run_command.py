@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from vime.debug.attach.command import RUNNER, parse
+from vime.debug.attach.plan import Asked, plan
+from vime.debug.stop.spec import Who
 
 RUN = ("-m", RUNNER)
 
@@ -81,3 +83,10 @@ def test_what_is_no_python_program_is_refused(words, wrong):
 )
 def test_the_cluster_that_a_command_of_vime_joins(words, address):
     assert parse(["python3", "-m", "vime_cli", "train", *words.split()]).ray_address() == address
+
+
+@pytest.mark.parametrize(("rank", "who"), [("first", Who(("trainer",))), ("1", Who(("trainer",), (1,)))])
+def test_ranks_and_roles_also_choose_who_stops_at_a_breakpoint(tmp_path, rank, who):
+    (tmp_path / "work.py").write_text("breakpoint()\n")
+    asked = Asked((sys.executable, str(tmp_path / "work.py")), rank=rank, role="trainer")
+    assert plan(asked, {}).spec.breakpoints == who

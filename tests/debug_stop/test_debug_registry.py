@@ -137,7 +137,21 @@ def test_a_spec_survives_the_environment() -> None:
         Point("p0", "a.py:1", "/a.py", 1, "sha", condition='x == "$HOME {}"\n', who=Who(("trainer",), (0, 1))),
         Point("p1", "m:f", module="m", qualname="f", who=Who(is_first=True), hit=3, is_every=True),
     )
-    spec = Spec("d-1", points, Who(ranks=(2,)), 2, 1.5, 2.5, "127.0.0.1", (5000, 5009), "/w", "/f", "h:1", True)
+    spec = Spec(
+        "d-1",
+        points,
+        Who(ranks=(2,)),
+        2,
+        1.5,
+        2.5,
+        "127.0.0.1",
+        (5000, 5009),
+        "/w",
+        "/f",
+        "h:1",
+        True,
+        Who(("driver",)),
+    )
     text = spec.dumps()
     assert "\n" not in text
     assert Spec.loads(text) == spec

@@ -265,13 +265,15 @@ def test_a_condition_with_a_scope_of_its_own_sees_the_locals(debug_run: Any, att
 
 
 def test_other_roles_and_ranks_do_not_stop(debug_run: Any) -> None:
-    debug_run.write("train.py", "for i in range(3):\n    x = i\n")
+    debug_run.write("train.py", "for i in range(3):\n    x = i\n    breakpoint()\n")
+    debug_run.set(breakpoints=Who(ranks=(1,)))
     debug_run.point("train.py:2", who=Who(ranks=(1,)))
     debug_run.point("train.py:2", who=Who(roles=("trainer",)))
     code, said = debug_run.start("train.py").end()
     assert code == 0
     assert said.count("train.py:2 was reached by driver (pid") == 1
     assert "has no rank: it is for rank 1" in said
+    assert said.count("breakpoint() at ") == said.count("/train.py:3 does not stop in driver (pid ") == 1
     assert "stopped" not in said
 
 

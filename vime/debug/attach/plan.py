@@ -198,6 +198,7 @@ def _spec(
         ports=problems.try_(lambda: values.ports(asked.port), (0, 0)),
         working_dir=os.getcwd(),
         is_ray_debugger=asked.is_ray_debugger,
+        breakpoints=replace(who, is_first=False),
     )
     return spec, places
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, FunctionType
 
-from vime.debug.stop.identity import Identity, whoami
+from vime.debug.stop.identity import is_one_of, whoami
 from vime.debug.stop.say import say, say_once
 from vime.debug.stop.spec import Point, Who
 from vime.debug.stop.targets import spec_here
@@ -132,11 +132,6 @@ def _is_selected(point: Point) -> bool:
         _off.add(point.id)
         _not_mine.add(point.id)
     return False
-
-
-def is_one_of(me: Identity, who: Who) -> bool:
-    """Whether a process is among those that stop."""
-    return (not who.roles or me.role in who.roles) and (who.ranks is None or me.rank in who.ranks)
 
 
 def _holds(watch: _Watch, frame: FrameType, condition: Callable[[], object] | None) -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
+from vime.debug.stop.spec import Who
 from vime.reward.role import CHILD_RANK, CHILD_ROLE, PID, RANK, ROLE
 from vime.reward.role import children_are as children_are
 from vime.reward.role import introduce as introduce
@@ -51,6 +52,11 @@ def whoami() -> Identity:
         job, node, address = context.get_job_id(), context.get_node_id(), ray.util.get_node_ip_address()
     role, rank = _said(is_worker)
     return Identity(role, rank, os.getpid(), socket.gethostname(), address, actor, job, node)
+
+
+def is_one_of(me: Identity, who: Who) -> bool:
+    """Whether a process is among those that stop."""
+    return (not who.roles or me.role in who.roles) and (who.ranks is None or me.rank in who.ranks)
 
 
 def _said(is_worker: bool) -> tuple[str, int | None]:

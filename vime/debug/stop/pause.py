@@ -19,10 +19,10 @@ from types import FrameType
 from vime.debug.processes import Member
 from vime.debug.stop import tracing
 from vime.debug.stop.hold import note_group
-from vime.debug.stop.identity import whoami
+from vime.debug.stop.identity import is_one_of, whoami
 from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop, run_of
 from vime.debug.stop.registry import Registry, registry_of
-from vime.debug.stop.say import duration, say
+from vime.debug.stop.say import duration, say, say_once
 from vime.debug.stop.spec import Point, Spec
 from vime.debug.stop.targets import roots_of, spec_here
 from vime.errors import VimeError
@@ -77,7 +77,12 @@ def at_point(frame: FrameType, point: Point) -> None:
 
 
 def at_breakpoint(frame: FrameType) -> None:
-    """Stop behind a ``breakpoint()``."""
+    """Stop behind a ``breakpoint()``, in a process that is meant."""
+    spec, me = spec_here(), whoami()
+    if spec is not None and not is_one_of(me, spec.breakpoints):
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        say_once(f"{BREAKPOINT} at {where} does not stop in {me.name} (pid {me.pid}): others are asked for")
+        return
     stop_here(Here(frame, frame.f_lineno, BREAKPOINT, BREAKPOINT, lambda: tracing.stop_at(frame)))
 
 

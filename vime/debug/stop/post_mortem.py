@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from vime.debug.stop import pause, tracing
-from vime.debug.stop.hit import is_one_of
-from vime.debug.stop.identity import whoami
+from vime.debug.stop.identity import is_one_of, whoami
 from vime.debug.stop.say import say
 from vime.debug.stop.spec import Spec
 from vime.debug.stop.targets import is_library, spec_here

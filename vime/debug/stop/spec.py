@@ -73,6 +73,7 @@ class Spec:
     folder          registry on this machine; or
     gcs             address of the cluster whose key-value store is the registry
     is_ray_debugger stop in Ray's own debugger, for its VS Code extension
+    breakpoints     which processes stop at a ``breakpoint()`` of the program's own, each time
     """
 
     session: str
@@ -87,6 +88,7 @@ class Spec:
     folder: str = ""
     gcs: str = ""
     is_ray_debugger: bool = False
+    breakpoints: Who = field(default_factory=Who)
 
     def dumps(self) -> str:
         """One line of JSON."""
@@ -101,8 +103,8 @@ class Spec:
                 raise ValueError("another version of vime wrote it")
             points = tuple(Point(**row | {"who": _who(row["who"])}) for row in found.pop("points"))
             after = found.pop("post_mortem")
-            ports = tuple(found.pop("ports"))
-            return cls(points=points, post_mortem=None if after is None else _who(after), ports=ports, **found)
+            found |= {"ports": tuple(found["ports"]), "breakpoints": _who(found["breakpoints"])}
+            return cls(points=points, post_mortem=None if after is None else _who(after), **found)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{DEBUG_SPEC} is not readable: {error}") from error
 
