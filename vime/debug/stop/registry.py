@@ -1,7 +1,7 @@
 """Where the processes of a debug run say that they have stopped, and are told to go on.
 
 Names are paths: ``SESSION/run``, ``SESSION/stop/KEY``, ``SESSION/release/KEY``, ``SESSION/claim/POINT``,
-``SESSION/place/POINT``, ``SESSION/note/...``; values are small JSON objects. On one machine it is a folder that only
+``SESSION/tally/...``, ``SESSION/note/...``; values are small JSON objects. On one machine it is a folder that only
 its user may enter; in a cluster the key-value store of Ray's GCS, which needs no job of ours and keeps Ray's
 authentication.
 """
