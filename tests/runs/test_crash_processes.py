@@ -34,6 +34,11 @@ def test_one_that_survives(attempt):
     assert (found.outcome, found.phase, found.cause) == (Outcome.SURVIVED, Phase.DONE, "")
 
 
+def test_a_crash_after_the_last_answer_is_said(attempt):
+    found = attempt("late")
+    assert (found.outcome, found.cause) == (Outcome.SURVIVED, "all answered, but it ended with exit code -11")
+
+
 def test_the_environment_reaches_it_and_what_it_read_back_is_kept(attempt):
     assert attempt("segfault", MARK="other").facts == {"env MARK": "other"}
 
@@ -51,7 +56,7 @@ def test_a_segfault_of_the_engine_core_alone(attempt):
 
 def test_what_the_kernel_kills_for_its_memory_is_no_fault_of_the_engine(attempt):
     killed = attempt("out of memory")
-    assert killed.cause == "SIGKILL in the engine core; sent from outside: by the kernel, out of memory, or by hand"
+    assert killed.cause == "SIGKILL in the engine core (from outside: by the kernel, out of memory, or by hand)"
     assert not killed.is_like(attempt("core"))
 
 

@@ -17,13 +17,13 @@ from vime.cluster.leftovers import temp_dir
 from vime.config.load import Loaded
 from vime.debug.crash import core_dump
 from vime.debug.crash.commands import Commands, way_out
-from vime.debug.crash.found import Found, Plan
+from vime.debug.crash.found import Found, Plan, count
 from vime.debug.crash.ledger import Attempt, Ledger
 from vime.debug.crash.planted import PlantedCrash
 from vime.debug.crash.report import CrashReport
 from vime.debug.crash.search import search
 from vime.debug.crash.toggles import Toggle, environment_of, overlaid
-from vime.debug.crash.trial import Ending, Outcome, Trial
+from vime.debug.crash.trial import Ending, Trial
 from vime.errors import UsageError
 from vime.files import whole_file
 from vime.log import Progress
@@ -86,7 +86,8 @@ def bisect_crash(*, loaded: Loaded, console: Progress, asked: Asked) -> CrashRep
         runner = Runner(loaded, requests, planted, processes, folder.path)
         for fault in planted:
             console.warn(f"PLANTED CRASH {fault} (--inject)")
-        console.note(f"{len(requests.samples)} requests, at most {asked.max_attempts} engine starts, {folder.path}")
+        limit = count(asked.max_attempts, "engine start")
+        console.note(f"{count(len(requests.samples), 'request')}, at most {limit}, {folder.path}")
         ledger = Ledger(runner, asked.max_attempts, partial(_say, console))
         plan = Plan(len(requests.samples), asked.num_runs, asked.only, asked.skip)
         found = search(ledger, plan, console.note)
@@ -144,11 +145,9 @@ def _say(console: Progress, attempt: Attempt) -> None:
     trial, end = attempt.trial, attempt.ending
     changed = " + ".join(trial.names) or "as it is"
     outcome = "NOT APPLIED" if attempt.not_applied else str(end.outcome)
-    cause = f": {end.cause}" if end.cause and end.outcome != Outcome.SURVIVED else ""
-    number = f"{len(trial.requests)} request{'s' if len(trial.requests) != 1 else ''}"
-    console.note(
-        f"{attempt.number:3d} {attempt.purpose:8s} {changed}, {number}: {outcome}{cause} ({end.seconds:.1f} s)"
-    )
+    cause = f": {end.cause}" if end.cause else ""
+    about = f"{changed}, {count(len(trial.requests), 'request')}: {outcome}{cause} ({end.seconds:.1f} s)"
+    console.note(f"{attempt.number:3d} {attempt.purpose:8s} {about}")
 
 
 def _report(

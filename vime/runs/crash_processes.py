@@ -218,7 +218,8 @@ def ending(folder: Path, ended: Ended, limits: Limits) -> Ending:
         (folder / STACKS).write_text(in_full(ended.dumps), encoding="utf-8")
         return Ending(Outcome.HUNG, phase, f"{late}{where}", stack, **rest)
     if outcome in ("survived", "refused"):
-        cause = notes.get("cause", "") or (f"all answered, but {late}" if late else "")
+        after = late or (f"it ended with exit code {ended.status}" if ended.status else "")
+        cause = notes.get("cause", "") or (f"all answered, but {after}" if after else "")
         return Ending(Outcome(outcome), phase, cause, **rest)
     trace = traces.find(text)
     return Ending(Outcome.CRASHED, phase, _cause(notes, ended, trace), trace.frames if trace else (), **rest)
@@ -237,8 +238,8 @@ def _cause(notes: Mapping[str, Any], ended: Ended, trace: traces.Trace | None) -
 
 def _killed(number: int, where: str) -> str:
     name = signal.Signals(number).name
-    text = "; sent from outside: by the kernel, out of memory, or by hand" if number == signal.SIGKILL else ""
-    return f"{name} in {where}{text}"
+    sent = " (from outside: by the kernel, out of memory, or by hand)" if number == signal.SIGKILL else ""
+    return f"{name} in {where}{sent}"
 
 
 def _phase(notes: Mapping[str, Any]) -> Phase:

@@ -57,6 +57,18 @@ class Found:
     def is_flaky(self) -> bool:
         return 0 < self.num_crashed < self.num_runs
 
+    @property
+    def confirmed(self) -> str:
+        """How often it was seen in the run as it is."""
+        if not self.is_reproduced:
+            return f"not reproduced in {count(self.num_runs, 'run')}"
+        return f"crashed in {self.num_crashed} of {self.num_runs}{', flaky' if self.is_flaky else ''}"
+
+
+def count(num: int, what: str) -> str:
+    """So many: 1 request, 2 requests."""
+    return f"{num} {what}{'s' if num != 1 else ''}"
+
 
 @dataclass(frozen=True)
 class Plan:

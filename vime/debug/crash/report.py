@@ -92,12 +92,18 @@ class CrashReport:
         elif found.stays:
             return "no toggle removes it: it stays with all of them changed together"
         else:
-            broad = [t for t in found.toggles if not (t.skip or t.is_narrow)]
-            num = sum(t in found.staying for t in broad)
-            text = f"with {num} of {len(broad)} it was seen, of the others nothing is known"
-            return f"no toggle was found that removes it: {text if broad else 'none can be changed here'}"
+            return f"no toggle was found that removes it: {self._changed_so_far()}"
         rest = {True: "; it stays with everything else changed", False: "; with everything else changed it is gone too"}
         return text + (rest[found.is_enough] if found.is_enough is not None else "")
+
+    def _changed_so_far(self) -> str:
+        broad = [t for t in self.found.toggles if not (t.skip or t.is_narrow)]
+        if not broad:
+            return "none can be changed here"
+        if not any(a.trial.changed for a in self.attempts):
+            return "none was changed"
+        num = sum(t in self.found.staying for t in broad)
+        return f"it stays with {num} of {len(broad)}, of the others nothing is known"
 
     def _needed(self) -> list[str]:
         """Toggles that remove it, without those that have another of them in force as well, as the worker reads."""
@@ -120,7 +126,7 @@ class CrashReport:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         found = self.found
-        yield "verdict", f"{self.verdict}: {self._confirmed()}"
+        yield "verdict", f"{self.verdict}: {self.found.confirmed}"
         if self.first is not None:
             yield "crash", f"{self._causes()} while {self.first.phase}"
             yield "settings", self.explanation
@@ -156,12 +162,6 @@ class CrashReport:
                 text = f"attempt {a.number} survived with all requests of attempt {part.number}, which crashed"
                 found.append(f"{text}: it is flaky (confirm with more --runs), or more requests hide it")
         return found[:1]
-
-    def _confirmed(self) -> str:
-        found = self.found
-        if not found.is_reproduced:
-            return f"not reproduced in {found.num_runs} run{'s' if found.num_runs > 1 else ''}"
-        return f"crashed in {found.num_crashed} of {found.num_runs}{', flaky' if found.is_flaky else ''}"
 
     def _requests(self) -> Iterator[tuple[str, str]]:
         found = self.found

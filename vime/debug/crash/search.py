@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from vime.debug.crash import toggles as entries
 from vime.debug.crash.ddmin import Question, minimal, without, worst_case
-from vime.debug.crash.found import Found, Plan
+from vime.debug.crash.found import Found, Plan, count
 from vime.debug.crash.ledger import Ledger, OutOfAttempts, repeats_for
 from vime.debug.crash.toggles import LEADING, Toggle
 from vime.debug.crash.trial import Outcome, Phase, Trial
@@ -71,12 +71,8 @@ def _confirm(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
                 raise VimeError(text, "this is no crash: mend [vllm]")
     finally:
         _confirmed(ledger, found)
-    text = f"crashed in {found.num_crashed} of {found.num_runs}"
-    if not found.is_reproduced:
-        text = f"not reproduced in {found.num_runs} run{'s' if found.num_runs > 1 else ''}"
-    elif found.is_flaky:
-        text += f": flaky, what survives is repeated until it has survived {ledger.repeats} times"
-    say(text)
+    more = f": what survives is repeated until it has survived {ledger.repeats} times" if found.is_flaky else ""
+    say(found.confirmed + more)
 
 
 def _confirmed(ledger: Ledger, found: Found) -> None:
@@ -105,7 +101,7 @@ def _toggles(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     if not usable:
         say("no setting can be changed here")
         return
-    say(f"{_count(len(usable), 'setting')} to change, one at a time: {_at_most(ledger, _bound(ledger, plan, found))}")
+    say(f"{count(len(usable), 'setting')} to change, one at a time: {_at_most(ledger, _bound(ledger, plan, found))}")
     for toggle in [*pair, *(t for t in usable if t not in pair)]:
         if pair and toggle == pair[-1]:
             _single(ledger, plan, found, toggle)
@@ -141,11 +137,7 @@ def _bound(ledger: Ledger, plan: Plan, found: Found) -> int:
 def _at_most(ledger: Ledger, num: int) -> str:
     if ledger.num_left <= 0:
         raise OutOfAttempts
-    return f"at most {_count(min(num, ledger.num_left), 'engine start')}"
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num} {what}{'s' if num != 1 else ''}"
+    return f"at most {count(min(num, ledger.num_left), 'engine start')}"
 
 
 def _single(ledger: Ledger, plan: Plan, found: Found, toggle: Toggle) -> None:
@@ -225,7 +217,7 @@ def _requests(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
         say("it crashes before any request is sent")
         return
     most = _at_most(ledger, worst_case(plan.num_requests) * ledger.repeats)
-    say(f"{_count(plan.num_requests, 'request')}, how few are enough? {most.capitalize()}")
+    say(f"{count(plan.num_requests, 'request')}, how few are enough? {most.capitalize()}")
     question = Question(plan.all_requests, lambda part: ledger.crashes(Trial((), part), REQUESTS) is True)
     try:
         minimal(question)
@@ -238,7 +230,7 @@ def _last(ledger: Ledger, plan: Plan, found: Found, say: Say) -> None:
     assert ledger.first is not None
     if ledger.num_left <= 0:
         return
-    say(f"the smallest case so far, {_count(len(found.requests), 'request')}, once more, for stack and core dump")
+    say(f"the smallest case so far, {count(len(found.requests), 'request')}, once more, for stack and core dump")
     for _ in range(ledger.repeats):
         found.last = ledger.attempt(Trial((), found.requests, with_core_dump=True), LAST)
         if ledger.shows(found.last.ending):
