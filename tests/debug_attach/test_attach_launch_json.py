@@ -6,6 +6,7 @@ import pytest
 from stops import a_stop
 
 from vime.debug.attach.launch_json import ALL, NotPlain, merge, path_mappings, snippet, text
+from vime.errors import UsageError
 
 MINE = {"name": "Python: train", "type": "debugpy", "request": "launch", "args": ["ä"]}
 ONE, TWO = a_stop("trainer0-aaaa", rank=0, port=4001), a_stop("trainer1-bbbb", port=4002)
@@ -96,3 +97,13 @@ def test_a_link_stays_a_link(tmp_path):
     merge(tmp_path / "launch.json", snippet([ONE]))
     assert (tmp_path / "launch.json").is_symlink()
     assert "vime: " in (tmp_path / "real.json").read_text()
+
+
+def test_where_it_cannot_lie_is_said(tmp_path):
+    folder, file = tmp_path / "launch.json", tmp_path / "file"
+    folder.mkdir()
+    file.touch()
+    for target, why in ((folder, "Is a directory"), (file / "launch.json", "File exists|Not a directory")):
+        with pytest.raises(UsageError, match=f"({why}): .* is not written") as raised:
+            merge(target, snippet([a_stop()]))
+        assert "--launch-json -" in raised.value.hint

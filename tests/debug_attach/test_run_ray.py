@@ -207,6 +207,7 @@ def test_ctrl_c_stops_the_job(job, cluster):
         name = run.session
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
+    assert "it stays" not in run.out, "nothing waits for a stop of a run that ends"
     assert [str(found.status) for found in jobs_of(client_of(cluster[1]), name)] == ["STOPPED"]
     assert run.is_clean()
 

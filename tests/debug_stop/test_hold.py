@@ -15,10 +15,10 @@ import pytest
 from vime.backends.megatron.rank import collective_limit
 from vime.config.load import read, to_toml
 from vime.debug.processes import Member
-from vime.debug.stop import hold
+from vime.debug.stop import hold, linger
 from vime.debug.stop.records import Stop, forget_stop, put_stop
 from vime.debug.stop.registry import FolderRegistry
-from vime.debug.stop.spec import Spec
+from vime.debug.stop.spec import Point, Spec
 from vime.reward.breakpoints import DEBUG_SPEC, held
 from vime.run_folder import RunFolder
 from vime.runs.watched import limits_of
@@ -135,3 +135,20 @@ def test_the_driver_says_what_its_run_is(spec, tmp_path):
     found = FolderRegistry(Path(spec.folder)).get(f"d-1/{hold.NOTE}")
     assert (found["trainers"], found["engines"], found["run_dir"]) == (2, 1, str(tmp_path))
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("is_ending", [True, False])
+def test_a_main_program_stays_for_a_stop_but_not_in_a_run_that_is_being_ended(tmp_path, monkeypatch, capsys, is_ending):
+    registry = FolderRegistry(tmp_path / "registry")
+    point = Point("p0", "work.py:1")
+    found = Spec("d-1", (point,), folder=str(registry.folder), wait_seconds=1.0)
+    monkeypatch.setattr(linger, "spec_here", lambda: found)
+    me = Member.here("trainer", 1)
+    where = {"file": "w.py", "line": 1, "function": "f", "code": "x", "address": "127.0.0.1", "thread": "a thread"}
+    who = {"role": "trainer", "rank": 1, "pid": me.pid, "hostname": me.host, "started": me.started, "boot": me.boot}
+    more = {"host": "127.0.0.1", "port": 1, "since": 0.0, "until": 9e9}
+    put_stop(registry, Stop("t-1", "d-1", "p0", "breakpoint", **where, **who, **more))
+    if is_ending:
+        registry.put(f"d-1/{linger.ENDING}", {})
+    linger.linger()
+    assert ("it stays until t-1" in capsys.readouterr().err) == (not is_ending)

@@ -39,11 +39,17 @@ def text(content: Mapping[str, Any]) -> str:
 
 
 def merge(file: Path, new: Mapping[str, Any]) -> None:
-    """Write ``new`` to ``file``, whole, with what it held but for our own entries. NotPlain where that cannot be."""
+    """Write ``new`` to ``file``, whole, with what it held but for our own entries. NotPlain where that cannot be,
+    UsageError where the file cannot be read, or its folder made.
+    """
     content = dict(new)
-    if file.exists():
-        content = _merged(_read(file), new)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if file.exists():
+            content = _merged(_read(file), new)
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "give another file, or --launch-json - to have the entries printed"
+        raise UsageError(f"{error.filename or file}: {error.strerror}: {file} is not written", hint) from error
     with whole_file(file.resolve()) as out:  # a link stays one
         out.write(text(content).encode())
 

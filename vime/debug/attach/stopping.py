@@ -13,6 +13,7 @@ from vime.debug.attach.sessions import Session
 from vime.debug.attach.submit import client_of, stop_job
 from vime.debug.attach.words import clock
 from vime.debug.processes import Member
+from vime.debug.stop.linger import ENDING
 from vime.debug.stop.records import Run, forget_run
 from vime.errors import UsageError, VimeError
 
@@ -61,6 +62,7 @@ def _stop(session: Session) -> Iterator[str]:
             raise VimeError(f"{session.name}: vime debug-attach run (pid {run.pid}) has not ended it", "try it again")
         yield f"{session.name} has ended, by its vime debug-attach run (pid {run.pid})"
     elif run is not None and run.job:
+        session.registry.put(f"{session.name}/{ENDING}", {})
         stop_job(client_of(run.submit), run.job)
         yield f"{session.name} has ended: job {run.job}"
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from vime.debug.attach import listing, sessions
 from vime.debug.attach.sessions import Session
 from vime.debug.processes import boot_id, start_ticks
+from vime.debug.stop.linger import ENDING
 from vime.debug.stop.records import Run, Stop, forget_stop, put_run, release, stops
 from vime.debug.stop.registry import Registry
 from vime.debug.stop.worker import PROOF
@@ -137,6 +138,9 @@ class Watch:
         if number == signal.SIGINT and self.ask is not None and self._goes_on(started):
             return 0
         self.say(f"{signal.Signals(number).name}: the debug run ends, with every process of it")
+        if started.registry is not None:
+            with suppress(VimeError):  # a cluster that has gone: nothing of it waits either
+                started.registry.put(f"{self.run.session}/{ENDING}", {"signal": number})
         started.stop(lambda: self.signals.is_new)
         return number
 

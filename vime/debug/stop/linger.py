@@ -16,6 +16,8 @@ from vime.errors import VimeError
 STARTED_SECONDS = 60.0
 """How long tasks that were started and not waited for may take to reach a point."""
 POLL_SECONDS = 0.5
+ENDING = "note/ending"
+"""In the registry, below the session: the debug run is being ended, nothing waits for anything any more."""
 
 
 def linger() -> None:
@@ -25,6 +27,8 @@ def linger() -> None:
         return
     try:
         registry = registry_of(spec)
+        if registry.get(f"{spec.session}/{ENDING}") is not None:
+            return
         _wait_for_started(registry, spec)
         _wait_for_stopped(registry, spec)
     except VimeError as error:
@@ -56,6 +60,8 @@ def _wait_for_stopped(registry: Registry, spec: Spec) -> None:
 
 def _held(registry: Registry, spec: Spec) -> list[Stop]:
     """What is stopped and would be lost, or is gone already and cannot be told from here."""
+    if registry.get(f"{spec.session}/{ENDING}") is not None:
+        return []
     return [s for s in stops(registry, spec.session) if s.state != RUNNING and not _is_over(s)]
 
 
