@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from vime.debug.stop.records import ATTACHED, RUNNING, release, stops
+from vime.debug.stop.say import say
 from vime.debug.stop.spec import Who
 
 SCRIPT = """
@@ -252,6 +253,28 @@ def test_a_condition_that_fails_is_told_once_and_ends_nothing(debug_run: Any) ->
     assert code == 0
     assert said.count("condition 'nothing > 1' of train.py:2 fails: NameError") == 1
     assert "RESULT 4" in said
+
+
+def test_a_file_that_cannot_have_points_is_loaded_as_ever(debug_run: Any) -> None:
+    debug_run.write("work.py", f"def f(x):\n    return {' + '.join(['x'] * 1500)}\n")
+    debug_run.write("train.py", "import work\nprint('RESULT', work.f(1))\n")
+    debug_run.point("work.py:2")
+    code, said = debug_run.start("train.py").end()
+    assert (code, "RESULT 1500" in said, f"{debug_run.folder}/work.py has no points in process" in said) == (
+        0,
+        True,
+        True,
+    )
+
+
+def test_what_is_said_is_seen_past_a_stream_that_fails(capfd: Any, monkeypatch: Any) -> None:
+    class Busy:
+        def write(self, _text: str) -> None:
+            raise RuntimeError("reentrant call")  # as Python's own, where a signal comes while it writes
+
+    monkeypatch.setattr(sys, "stderr", Busy())
+    say("caf\xe9 \udc80")
+    assert capfd.readouterr().err == "vime debug: caf\xe9 \\udc80\n"
 
 
 def test_a_condition_with_a_scope_of_its_own_sees_the_locals(debug_run: Any, attached: Any) -> None:

@@ -162,9 +162,11 @@ def test_once_is_once_of_all_threads(debug_run: Any, attached: Any) -> None:
 
 
 def test_the_first_of_all_processes_of_the_run(debug_run: Any) -> None:
-    debug_run.write("train.py", "x = 1\ny = 2\n")
+    at_the_end = "class D:\n    def __del__(self):\n        self.x = 1\nd = D()\n"  # where no debugger runs any more
+    debug_run.write("train.py", f"x = 1\ny = 2\n{at_the_end}")
     debug_run.point("train.py:2", who=Who(is_first=True))
     debug_run.point("train.py:2")
+    debug_run.point("train.py", "self.x = 1")
     debug_run.set(wait_seconds=0.2)
     said = [debug_run.start("train.py").end()[1] for _ in range(2)]
     assert [text.count(" stopped at ") for text in said] == [2, 1]
@@ -224,21 +226,32 @@ def test_post_mortem_has_a_limit_and_leaves_exits_alone(debug_run: Any) -> None:
     debug_run.write(
         "train.py",
         """
-        import sys, threading
+        import dataclasses, sys
         from vime.debug.stop.post_mortem import stop_at
-        for text in ("one", "two", "three"):
+        @dataclasses.dataclass(frozen=True)
+        class Frozen(Exception):
+            text: str
+        class Mute(Exception):
+            def __str__(self):
+                raise ValueError
+        def deep():
+            deep()
+        def fail(error):
+            raise error
+        for error in (Frozen("one"), Mute(), None, ValueError("four")):
             try:
-                raise ValueError(text)
-            except ValueError as error:
+                fail(error) if error else deep()
+            except Exception as error:
                 stop_at(error)
                 stop_at(error)
         sys.exit(5)
         """,
     )
-    debug_run.set(post_mortem=Who(), max_stops=2, wait_seconds=0.3)
+    debug_run.set(post_mortem=Who(), max_stops=3, wait_seconds=0.1)
     code, said = debug_run.start("train.py").end()
     assert code == 5
-    assert [said.count(f"ValueError: {t})") for t in ("one", "two", "three")] == [1, 1, 0]
+    reasons = ("fail (Frozen: one)", "fail (Mute: <str() failed>)", "deep (RecursionError: ", "ValueError: four")
+    assert [said.count(reason) for reason in reasons] == [1, 1, 1, 0]
 
 
 def test_post_mortem_of_the_first_only_and_of_a_role(debug_run: Any) -> None:

@@ -170,12 +170,14 @@ def _note(slot: _Slot, point: Point) -> str:
 
 def _own_expressions(statement: ast.AST) -> Iterator[ast.expr]:
     """What is in the statement itself, not in the statements inside it."""
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            continue
-        if isinstance(child, ast.expr):
-            yield child
-        yield from _own_expressions(child)
+    todo = [statement]
+    while todo:  # a sum may be thousands deep
+        for child in ast.iter_child_nodes(todo.pop()):
+            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+                continue
+            if isinstance(child, ast.expr):
+                yield child
+            todo.append(child)
 
 
 def _insert(slot: _Slot, point: Point, line: int) -> None:

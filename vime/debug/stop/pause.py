@@ -211,7 +211,8 @@ def _wait(registry: Registry, stop: Stop) -> bool:
     if run is None or not run.shares_terminal:
         say(
             f"{stop.who} stopped at {stop.file}:{stop.line} in {stop.function} ({stop.reason}), pid {stop.pid} on "
-            f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}"
+            f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}",
+            is_announced=True,
         )
     end, next_question = time.monotonic() + left, 0.0
     while not tracing.is_client_connected():

@@ -55,12 +55,12 @@ def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_
         return
     _mine[point] = after
     try:
-        _registry(spec).put(f"{spec.session}/{KIND}/{point}/{after.hostname}-{after.pid}", asdict(after))
+        registry_here(spec).put(f"{spec.session}/{KIND}/{point}/{after.hostname}-{after.pid}", asdict(after))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
         say_once(f"that {who} has reached {point} is not noted: {error}")
 
 
-def _registry(spec: Spec) -> Registry:
+def registry_here(spec: Spec) -> Registry:
     """One connection per process."""
     if os.getpid() not in _registries:  # that of a parent stays: to end its connection here might wait for ever
         _registries[os.getpid()] = registry_of(spec)

@@ -51,6 +51,9 @@ def code_of(name: str, path: str) -> CodeType | None:
         code, places = instrument(source, path, points)
     except (OSError, SyntaxError, ValueError):
         return None
+    except RecursionError as error:  # Python itself reads deeper expressions than it compiles from a tree
+        say(f"{path} has no points in process {os.getpid()}: {error}")
+        return None
     _tell(points, places, path, hashlib.sha1(source).hexdigest())
     return code
 
