@@ -202,9 +202,10 @@ def test_post_mortem_in_an_actor_and_in_the_driver_by_the_guides_variable(job):
 def test_ctrl_c_stops_the_job(job, cluster):
     from vime.debug.attach.submit import client_of
 
-    with job("--", "python3", "guide.py") as run:
-        run.stop()
+    with job("-b", "src/workers.py:12", "--rank", "1", "--", "python3", "workers.py") as run:
+        stop = run.stop()
         name = run.session
+        run.until(lambda: f"worker 1 stopped at {stop.file}:12" in run.out, "the job's log says it too")
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
     assert "it stays" not in run.out, "nothing waits for a stop of a run that ends"
