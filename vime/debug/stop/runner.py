@@ -15,6 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 _ME, _PID = os.path.realpath(__file__), os.getpid()
+_STOPS = [os.path.join(os.path.dirname(_ME), name) for name in ("hit.py", "pause.py")]
 
 
 def main(arguments: list[str]) -> None:
@@ -138,7 +139,18 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         if os.path.realpath(entry.tb_frame.f_code.co_filename) == _ME:
             found = entry.tb_next
         entry = entry.tb_next
-    return found
+    return _up_to_stop(found)
+
+
+def _up_to_stop(traceback: TracebackType | None) -> TracebackType | None:
+    """Ctrl-C while it is stopped: the program was at its own line."""
+    last, entry = None, traceback
+    while entry is not None:
+        if last is not None and os.path.realpath(entry.tb_frame.f_code.co_filename) in _STOPS:
+            last.tb_next = None
+            break
+        last, entry = entry, entry.tb_next
+    return traceback
 
 
 if __name__ == "__main__":
