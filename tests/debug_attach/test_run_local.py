@@ -118,6 +118,20 @@ def test_a_point_that_never_stopped_says_why(tmp_path, work, options, said):
     assert run.is_clean()
 
 
+def test_what_an_actor_of_vime_says_is_passed_on(tmp_path):
+    """Its standard error is a file of Ray's."""
+    (tmp_path / "actor.py").write_text(
+        "import os, time\nfrom vime.reward.role import introduce\n"
+        "introduce('trainer', 1)\nos.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
+        "for i in range(3):\n    i += 1\ntime.sleep(3)\n"
+    )
+    with debug_run(tmp_path, "-b", "actor.py:6", "--if", "j == 2", "--", "python3", "actor.py") as run:
+        assert run.end() == 0
+    said = "trainer 1: condition 'j == 2' of actor.py:6 fails: NameError: name 'j' is not defined; it goes on\n"
+    assert run.err.count(f"vime debug: {said}") == 1
+    assert run.is_clean()
+
+
 def test_nobody_attaches_and_it_goes_on(tmp_path, work):
     with debug_run(tmp_path, "-b", "work.py:14", "--every", "--wait", "0.2s", "--", "work.py", "0") as run:
         assert run.end() == 0
@@ -173,6 +187,8 @@ def test_whatever_ends_it_leaves_no_process_and_no_entry(tmp_path, number, code)
         run.process.send_signal(number)
         assert run.end() == code
     assert run.is_clean()
+    assert run.err.count("KeyboardInterrupt") == 1
+    assert "vime/debug/stop" not in run.err, "the traceback ends at its own line"
     assert not os.path.exists(f"/proc/{stop.pid}")
     assert (tmp_path / "tree.py").read_text() == TREE
 

@@ -15,7 +15,8 @@ from vime.debug.attach.sessions import Session
 from vime.debug.processes import boot_id, start_ticks
 from vime.debug.stop.linger import ENDING
 from vime.debug.stop.records import Run, Stop, forget_stop, put_run, release, stops
-from vime.debug.stop.registry import Registry
+from vime.debug.stop.registry import Registry, rows
+from vime.debug.stop.say import SAID
 from vime.debug.stop.worker import PROOF
 from vime.errors import VimeError
 
@@ -114,6 +115,8 @@ class Watch:
             if (found := registry.get(name)) is not None:
                 at = f"pid {found['pid']} at {found['address']}"
                 self._say_once(f"a worker ({at}) has RAY_DEBUG_POST_MORTEM={found['value']}")
+        for _, value in rows(registry, f"{self.run.session}/{SAID}/"):
+            self._say_once(value["text"])
         now = [stop for stop in stops(registry, self.run.session) if self._is_there(registry, stop)]
         new = [stop for stop in now if (stop.key, stop.since) not in self.seen]
         for stop in new:
