@@ -132,7 +132,8 @@ def test_where_it_runs(program, options, environment, where, address):
     assert bool(found.spec.folder) == (where == HERE)
     assert found.spec.gcs == (address if where == CLUSTER else "")
     if where == HERE:
-        assert "RAY_ADDRESS" not in found.environment
+        assert found.environment.get("RAY_ADDRESS") == ("local" if environment else None), "else Ray looks for one"
+        assert any("--local joins no" in note for note in found.notes) == bool(options)
     if where == CLUSTER:
         assert found.environment["RAY_ADDRESS"] == address
         assert "vime.debug.stop.worker.set_up" in found.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"]

@@ -114,6 +114,7 @@ def test_a_folder_that_others_can_read_is_refused(registry):
     assert done.returncode == 1
     assert "is not a folder that is yours alone" in done.stderr
     assert vime("list").returncode == 2
+    registry.folder.chmod(0o700)
     registry.folder.rename(registry.folder.with_name("elsewhere"))
     registry.folder.symlink_to("elsewhere")  # planted by somebody else in a folder that all share
     assert by_name(examine("local", {}))["registry"].verdict == FAIL

@@ -234,8 +234,9 @@ def _environment(
     merged = environment.of_a_process(env, spec, has_rays_post_mortem)
     found, notes = dict(merged.value), merged.notes
     if where == HERE:
-        if found.pop(clusters.ADDRESS, ""):
-            notes = (*notes, f"{clusters.ADDRESS} is left out: --local joins no cluster")
+        if found.get(clusters.ADDRESS, clusters.LOCAL) != clusters.LOCAL:  # without it Ray would look for a cluster
+            found[clusters.ADDRESS] = clusters.LOCAL
+            notes = (*notes, f"{clusters.ADDRESS}={clusters.LOCAL} for the program: --local joins no cluster")
         return found, notes
     config = environment.job_config(env.get(environment.JOB_CONFIG, ""), spec, has_rays_post_mortem)
     found |= config.value | {clusters.ADDRESS: spec.gcs}
