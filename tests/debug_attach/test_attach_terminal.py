@@ -25,6 +25,8 @@ p nope
 exec a = 40
 !b = 2
 p [a, b]
+!c = type('C', (), dict(__repr__=lambda self: 'of\\n   lines'))()
+locals
 up
 p __name__
 down
@@ -57,6 +59,7 @@ def test_a_script_reads_steps_and_changes_a_variable(stop, monkeypatch, tmp_path
     assert f"-> {STOP_LINE}      total = a + b\n" in said
     assert f"> 0  work.py:{STOP_LINE} add\n" in said
     assert "(vime) locals\na = 2\nb = 3\n" in said
+    assert "(vime) locals\na = 40\nb = 2\nc = of lines\n" in said
     assert "(vime) p a + b\n5\n" in said
     assert "error: SyntaxError" in said
     assert "error: NameError: name 'nope' is not defined\n" in said

@@ -208,8 +208,7 @@ class Terminal:
     def _locals(self, _: str) -> None:
         found = [v for v in self.dap.locals(self.frame) if not _is_group(v)]
         for variable in found:
-            value = variable.value if len(variable.value) <= SHORT else variable.value[:SHORT] + " ..."
-            self.screen.say(f"{variable.name} = {value}")
+            self.screen.say(f"{variable.name} = {_in_short(variable.value)}")
         if not found:
             self.screen.say("no local names")
 
@@ -279,6 +278,12 @@ class Terminal:
 
 def _place(frame: StackFrame) -> str:
     return f"{short_path(frame.file) or '?'}:{frame.line} {frame.name}"
+
+
+def _in_short(value: str) -> str:
+    """On one line: tensors and arrays are shown on several."""
+    line = " ".join(part.strip() for part in value.splitlines())
+    return line if len(line) <= SHORT else line[:SHORT] + " ..."
 
 
 def _is_group(variable: Variable) -> bool:

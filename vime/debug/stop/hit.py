@@ -127,7 +127,10 @@ def _is_selected(point: Point) -> bool:
         return True
     if me.rank is None and point.who.ranks is not None and is_one_of(me, Who(point.who.roles)):
         ranks = ",".join(map(str, point.who.ranks))
-        say_once(f"{point.text} was reached by {me.name} (pid {me.pid}), which has no rank: it is for rank {ranks}")
+        say_once(
+            f"{point.text} was reached by {me.name} (pid {me.pid}), which has no rank: it is for rank {ranks}; "
+            "--if EXPR chooses by what a process knows"
+        )
     elif me.rank is not None or os.environ.get(PID) == str(me.pid):  # it has said who it is
         _off.add(point.id)
         _not_mine.add(point.id)
