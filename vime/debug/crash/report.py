@@ -8,7 +8,7 @@ from typing import Any
 
 from vime.debug.crash.commands import Commands
 from vime.debug.crash.core_dump import CoreDump
-from vime.debug.crash.found import Found
+from vime.debug.crash.found import Found, count
 from vime.debug.crash.ledger import Attempt
 from vime.debug.crash.search import LAST, REQUESTS
 from vime.debug.crash.toggles import Toggle
@@ -168,7 +168,9 @@ class CrashReport:
         if not found.requests or (self.first is not None and self.first.phase == Phase.STARTING):
             yield "requests", "none: it crashes before any is sent"
             return
-        how = "none can be left out" if len(found.requests) > 1 else "one is enough"
+        how = "one is enough"
+        if len(found.requests) > 1:
+            how = f"none can be left out: without any one of them {count(found.num_repeats, 'run')} survived"
         if found.open_requests and len(found.open_requests) < len(found.requests):
             names = ", ".join(self.requests[i].name for i in found.open_requests)
             how = f"whether {names} can be left out is not known"
