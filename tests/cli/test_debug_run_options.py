@@ -134,12 +134,36 @@ def test_where_it_runs(program, options, environment, where, address):
     if where == HERE:
         assert found.environment.get("RAY_ADDRESS") == ("local" if environment else None), "else Ray looks for one"
         assert any("--local joins no" in note for note in found.notes) == bool(options)
+
     if where == CLUSTER:
         assert found.environment["RAY_ADDRESS"] == address
         assert "vime.debug.stop.worker.set_up" in found.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"]
     if where == JOB:
         assert found.environment == {}
         assert found.runtime_env["worker_process_setup_hook"] == "vime.debug.stop.worker.set_up"
+
+
+def test_a_cluster_that_ray_would_find_is_named(program, monkeypatch):
+    """Cases D11 and D12: points are only where the debug run was announced."""
+    from ray._private.utils import get_ray_address_file
+
+    monkeypatch.setenv("RAY_TMPDIR", str(program.parent))
+    file = program.parent / "ray" / "ray_current_cluster"
+    assert get_ray_address_file(None) == str(file)
+    file.parent.mkdir()
+    file.write_text("10.0.0.1:6379")
+    found: list[clusters.Cluster] = []
+    monkeypatch.setattr(clusters, "local_clusters", lambda: found)
+
+    def notes(**options):
+        given = plan(asked(**options), {"RAY_TMPDIR": str(program.parent)})
+        return [note for note in given.notes if "10.0.0.1:6379" in note], given.environment.get("RAY_ADDRESS")
+
+    assert notes() == ([], None), "it is there no more"
+    found.append(clusters.Cluster("10.0.0.1:6379", "/tmp/ray", 1, 0.0, "me"))
+    text = "Ray's init without an address joins {0}: no points there; --address {0} has them, or --local"
+    assert notes() == ([text.format("10.0.0.1:6379")], None)
+    assert notes(is_local=True) == ([], "local")
 
 
 def test_points_say_where_they_landed(program):

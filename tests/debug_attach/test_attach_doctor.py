@@ -1,6 +1,7 @@
 """The preflight: what is missing is said before anybody waits in vain, and nothing is said that does not matter."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -108,7 +109,7 @@ def test_an_entry_of_vs_code_that_never_stops(tmp_path, monkeypatch):
     assert by_name(examine("local", {}))["VS Code"].verdict == SKIP
 
 
-def test_a_folder_that_others_can_read_is_refused(registry):
+def test_a_folder_that_others_can_read_is_refused(registry, monkeypatch):
     registry.folder.chmod(0o755)
     done = vime("doctor")
     assert done.returncode == 1
@@ -118,6 +119,11 @@ def test_a_folder_that_others_can_read_is_refused(registry):
     registry.folder.rename(registry.folder.with_name("elsewhere"))
     registry.folder.symlink_to("elsewhere")  # planted by somebody else in a folder that all share
     assert by_name(examine("local", {}))["registry"].verdict == FAIL
+    registry.folder.unlink()
+    registry.folder.with_name("elsewhere").rename(registry.folder)
+    assert by_name(examine("local", {}))["registry"].verdict == PASS
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    assert by_name(examine("local", {}))["registry"].verdict == FAIL, "somebody else's"
 
 
 def test_the_quick_part_asks_nobody(monkeypatch):

@@ -94,6 +94,15 @@ def is_on_loopback(address: str) -> bool:
     return host in _LOOPBACK and any(c.address == f"{_LOOPBACK[0]}:{port}" for c in local_clusters())
 
 
+def found_by_ray(environment: Mapping[str, str]) -> str:
+    """The cluster that ``ray.init()`` without an address joins; "" where it starts one. Source: ray 2.60,
+    ``ray._private.utils.read_ray_address``.
+    """
+    folder = environment.get("RAY_TMPDIR", environment.get("TMPDIR", "/tmp"))
+    address = _text(Path(folder, "ray", "ray_current_cluster"))
+    return address if address and any(c.address == address for c in local_clusters()) else ""
+
+
 def own_nodes() -> list[str]:
     """Ids of the nodes of any cluster whose raylet is a process of this machine."""
     words = [_command(pid) for pid in pids()]

@@ -119,7 +119,7 @@ def plan(asked: Asked, env: Mapping[str, str] = os.environ) -> Plan:
         merged = environment.of_a_job(job, spec, has_rays)
         gcs = asked.address
         return Plan(spec, command, where, address, gcs, {}, merged.value, (*notes, *merged.notes))
-    found, of_env = _environment(env, spec, where, has_rays)
+    found, of_env = _environment(env, spec, where, has_rays, asked.is_local)
     return Plan(spec, command, where, address, address, found, {}, (*notes, *of_env))
 
 
@@ -229,21 +229,30 @@ def _with_registry(spec: Spec, where: str, address: str) -> Spec:
 
 
 def _environment(
-    env: Mapping[str, str], spec: Spec, where: str, has_rays_post_mortem: bool
+    env: Mapping[str, str], spec: Spec, where: str, has_rays_post_mortem: bool, is_local: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     merged = environment.of_a_process(env, spec, has_rays_post_mortem)
     found, notes = dict(merged.value), merged.notes
     if where == HERE:
-        if found.get(clusters.ADDRESS, clusters.LOCAL) != clusters.LOCAL:  # without it Ray would look for a cluster
-            found[clusters.ADDRESS] = clusters.LOCAL
-            notes = (*notes, f"{clusters.ADDRESS}={clusters.LOCAL} for the program: --local joins no cluster")
-        return found, notes
+        return found, (*notes, *_stays_here(found, is_local))
     config = environment.job_config(env.get(environment.JOB_CONFIG, ""), spec, has_rays_post_mortem)
     found |= config.value | {clusters.ADDRESS: spec.gcs}
     if clusters.KEEP_LOOPBACK not in env and clusters.is_on_loopback(spec.gcs):
         found[clusters.KEEP_LOOPBACK] = "0"
         notes = (*notes, f"{clusters.KEEP_LOOPBACK}=0 is set: the cluster is on loopback, and Ray would look elsewhere")
     return found, tuple(dict.fromkeys((*notes, *config.notes)))
+
+
+def _stays_here(found: dict[str, str], is_local: bool) -> list[str]:
+    """Without an address Ray joins a cluster that it finds: with ``--local`` it does not; else it is said."""
+    before = found.get(clusters.ADDRESS, "")
+    if is_local:
+        found[clusters.ADDRESS] = clusters.LOCAL
+        is_other = before not in ("", clusters.LOCAL)
+        return [f"{clusters.ADDRESS}={clusters.LOCAL} for the program: --local joins no cluster"] if is_other else []
+    if before or not (there := clusters.found_by_ray(found)):
+        return []
+    return [f"Ray's init without an address joins {there}: no points there; --address {there} has them, or --local"]
 
 
 def _headline(spec: Spec, command: Command, where: str, address: str) -> list[str]:
