@@ -43,8 +43,8 @@ if __name__ == "__main__":
 TREE = """\
 import subprocess, sys
 child = [sys.executable, "-c", "import time; time.sleep(600)"]
-subprocess.Popen(child)
 subprocess.Popen(child, start_new_session=True)
+subprocess.run([*child[:2], "import os, time; os.fork() or (os.setsid(), time.sleep(600))"])  # a daemon
 print("up", flush=True)
 here = 1
 subprocess.run(child)
