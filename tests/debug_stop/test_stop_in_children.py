@@ -86,6 +86,7 @@ def test_a_forked_child_has_a_port_of_its_own(debug_run: Any, attached: Any) -> 
     client.dap.go("continue", client.thread)
     child = next(s for s in started.stops() if s.pid != first.pid)
     assert (child.role, child.port != first.port) == ("child", True)
+    assert first.key in [stop.key for stop in stops(debug_run.registry)]  # it is not the child's to take back
     other = attached(child)
     assert other.locals()["x"] == "2"
     other.leave()
