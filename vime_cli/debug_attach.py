@@ -28,10 +28,10 @@ app.command("doctor")(doctor)
 
 @app.callback()
 def debug_attach(context: typer.Context) -> None:
-    """Stop any process of a run, attach to it, leave nothing behind.
+    """Stop any process of a run, and attach to it.
 
-    run starts a program with points and is left open: it announces each stop. list, connect, resume, pause and stop are
-    given in another terminal.
+    No file is changed, and nothing has to be taken out afterwards. run starts a program with points and is left
+    open: it announces each stop. list, connect, resume, pause and stop are given in another terminal.
     """
     if context.invoked_subcommand in (None, "check"):  # a hook of pre-commit needs nothing but Python
         return

@@ -143,6 +143,9 @@ def test_the_guides_recipe_with_and_without_ray_init(job, sources, options):
             client.detach()
         assert run.end() == 0
     assert f"trained {len(options)}" in run.out
+    assert f"attach: vime debug-attach connect {stop.key} --address {run.registry.where};" in run.out, (
+        "in its log as well"
+    )
     assert "AttributeError" not in run.out + run.err
     assert run.is_clean()
 

@@ -21,7 +21,7 @@ from vime.debug.stop import tracing
 from vime.debug.stop.hold import note_group
 from vime.debug.stop.identity import is_one_of, whoami
 from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, is_released, put_stop, run_of
-from vime.debug.stop.registry import Registry, registry_of
+from vime.debug.stop.registry import FolderRegistry, Registry, registry_of
 from vime.debug.stop.say import duration, say, say_once
 from vime.debug.stop.spec import Point, Spec
 from vime.debug.stop.targets import roots_of, spec_here
@@ -209,9 +209,11 @@ def _wait(registry: Registry, stop: Stop) -> bool:
     left = stop.until - stop.since
     run = run_of(registry, stop.session)
     if run is None or not run.shares_terminal:
+        cluster = "" if isinstance(registry, FolderRegistry) else f" --address {registry.where}"
         say(
             f"{stop.who} stopped at {stop.file}:{stop.line} in {stop.function} ({stop.reason}), pid {stop.pid} on "
-            f"{stop.hostname}; attach: vime debug-attach connect {stop.key}; goes on by itself in {duration(left)}",
+            f"{stop.hostname}; attach: vime debug-attach connect {stop.key}{cluster}; "
+            f"goes on by itself in {duration(left)}",
             is_announced=True,
         )
     end, next_question = time.monotonic() + left, 0.0
