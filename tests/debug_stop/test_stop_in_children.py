@@ -359,6 +359,10 @@ runpy.run_path(sys.argv[1])
     )
     assert (told.returncode, told.stdout) == (0, "RESULT\n")
     assert "VIME_DEBUG_SPEC is not readable" in told.stderr
+    hook = "import os; from vime.debug.stop.worker import set_up; os.taken = lambda: print('RESULT'); set_up()"
+    environment = {**os.environ, "VIME_DEBUG_SPEC": "{nonsense", "VIME_DEBUG_SETUP_HOOK": "os.taken"}
+    worker = subprocess.run([sys.executable, "-c", hook], env=environment, capture_output=True, text=True)
+    assert (worker.returncode, worker.stdout) == (0, "RESULT\n"), worker.stderr
     for option in ("-I", "-E"):
         words = [sys.executable, option, "-c", "print('RESULT')"]
         blind = subprocess.run(words, env=broken, capture_output=True, text=True)

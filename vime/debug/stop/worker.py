@@ -33,15 +33,22 @@ PROOF = "note/post-mortem"
 
 def set_up() -> None:
     """Take up the debug run, say what this worker sees of Ray's own variable, then call the job's own hook."""
+    try:
+        _take_up()
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not keep Ray's worker from starting
+        say(f"worker {os.getpid()} of the debug run: {type(error).__name__}: {error}")
+    if name := os.environ.get(USERS_SETUP_HOOK):
+        module, _, function = name.rpartition(".")
+        getattr(importlib.import_module(module), function)()
+
+
+def _take_up() -> None:
     boot.install()
     parts = os.environ.get(PATH, "").split(os.pathsep)
     if str(SITE) not in parts:  # an actor with a PYTHONPATH of its own: its children are of the run too
         os.environ[PATH] = os.pathsep.join([str(SITE), *filter(None, parts)])
     if (spec := current()) is not None:
         prove(know_cluster(spec))
-    if name := os.environ.get(USERS_SETUP_HOOK):
-        module, _, function = name.rpartition(".")
-        getattr(importlib.import_module(module), function)()
 
 
 def know_cluster(spec: Spec) -> Spec:
