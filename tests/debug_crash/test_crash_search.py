@@ -234,6 +234,19 @@ def test_a_hang_is_an_outcome_of_its_own():
     assert found.requests == (1,)
 
 
+def test_of_a_crash_at_the_start_no_setting_is_read_back():
+    """Of a text that fills pages, a line says the beginning; the result says all of it."""
+    engine = Causes(lambda on, sent: True, lambda names, number: "ValueError: " + 200 * "x", phase=Phase.STARTING)
+    found, ledger = find(engine, num=1, only=("prefix_caching", "block_size"))
+    what = report(found, ledger, 1)
+    assert what.explanation == (
+        "no toggle removes it: it stays with all of them changed together; "
+        "whether they were in force is not known: the engine did not come up"
+    )
+    assert {len(row[5]) for row in what.attempt_rows()} == {120}
+    assert 200 * "x" in dict(what.rows())["crash"]
+
+
 def test_the_same_error_at_the_start_is_no_evidence():
     class Starting(Engine):
         def __call__(self, trial: Trial) -> Ending:

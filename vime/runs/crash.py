@@ -145,7 +145,7 @@ def _say(console: Progress, attempt: Attempt) -> None:
     trial, end = attempt.trial, attempt.ending
     changed = " + ".join(trial.names) or "as it is"
     outcome = "NOT APPLIED" if attempt.not_applied else str(end.outcome)
-    cause = f": {end.cause}" if end.cause else ""
+    cause = f": {end.short}" if end.cause else ""
     about = f"{changed}, {count(len(trial.requests), 'request')}: {outcome}{cause} ({end.seconds:.1f} s)"
     console.note(f"{attempt.number:3d} {attempt.purpose:8s} {about}")
 

@@ -90,7 +90,9 @@ class CrashReport:
             only, fewer = ("only ", "") if found.is_set_minimal else ("", "; whether fewer are enough is not known")
             return f"it is gone {only}{together}{fewer}"
         elif found.stays:
-            return "no toggle removes it: it stays with all of them changed together"
+            is_read = any(a.trial.changed and a.ending.facts for a in self.attempts)
+            unread = "" if is_read else "; whether they were in force is not known: the engine did not come up"
+            return f"no toggle removes it: it stays with all of them changed together{unread}"
         else:
             return f"no toggle was found that removes it: {self._changed_so_far()}"
         rest = {True: "; it stays with everything else changed", False: "; with everything else changed it is gone too"}
@@ -224,7 +226,7 @@ class CrashReport:
                 " + ".join(a.trial.names) or "-",
                 str(len(a.trial.requests)),
                 "NOT APPLIED" if a.not_applied else str(a.ending.outcome),
-                a.ending.cause,
+                a.ending.short,
                 f"{a.ending.seconds:.1f}",
             )
             for a in self.attempts

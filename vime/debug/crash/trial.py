@@ -10,6 +10,7 @@ from typing import Any
 
 from vime.debug.crash.toggles import Toggle
 
+SHORT = 120
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -72,10 +73,15 @@ class Ending:
         return _NUMBER.sub("N", self.cause) if self.outcome == Outcome.CRASHED else ""
 
     @property
+    def short(self) -> str:
+        """The cause, as much of it as a line has room for."""
+        return self.cause if len(self.cause) <= SHORT else self.cause[: SHORT - 3] + "..."
+
+    @property
     def told(self) -> str:
         """In a few words."""
         when = f" while {self.phase}" if self.is_crash else ""
-        return f"{self.outcome}{when}: {self.cause}"
+        return f"{self.outcome}{when}: {self.short}"
 
     def is_like(self, other: Ending) -> bool:
         """Whether this is the crash ``other``, of a run as it is: a hang is no crash, another error another crash.
