@@ -17,7 +17,8 @@ from vime.debug.attach.words import short_path
 
 AROUND = 5
 """Lines shown before and after the one where it stands."""
-POLL_SECONDS = 0.2
+POLL_SECONDS, FIRST_SECONDS = 0.2, 10.0
+"""The second: for the stop that it has attached for; a slow machine is not taken for one that runs."""
 SHORT = 200
 _STEPS = {"s": "stepIn", "step": "stepIn", "n": "next", "next": "next", "r": "stepOut", "return": "stepOut"}
 _GOES = _STEPS | {"c": "continue", "cont": "continue", "continue": "continue"}
@@ -42,7 +43,7 @@ class Terminal:
         """Until somebody leaves, or the process ends. DapError where it cannot be attached to at all."""
         self.dap.attach(path_mappings=self.path_mappings)
         try:
-            self._wait_for_stop()
+            self._wait_for_stop(FIRST_SECONDS)
             while not self.is_over:
                 line = self.screen.read("(vime) ")
                 if line is None:
@@ -115,12 +116,13 @@ class Terminal:
 
         return go
 
-    def _wait_for_stop(self) -> None:
+    def _wait_for_stop(self, seconds: float = POLL_SECONDS) -> None:
         """While it runs, Ctrl-C pauses it; from a pipe, its end detaches, and so do ``detach`` and ``quit``."""
         is_asked = False
         while not self.is_over:
             try:
-                event = self.dap.first(("stopped", "terminated", "exited"), POLL_SECONDS)
+                event = self.dap.first(("stopped", "terminated", "exited"), seconds)
+                seconds = POLL_SECONDS
                 if event is None:
                     self._while_running()
             except KeyboardInterrupt:
