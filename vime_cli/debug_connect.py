@@ -94,6 +94,8 @@ def connect(
     except UsageError:
         output.warn(seen.notes)  # it may be where nobody could look
         raise
+    if which is not None and stop.key != which:
+        output.warn(seen.notes)
     if launch_json is not None:
         _write_entries([stop], launch_json)
     elif forward is not None:

@@ -137,6 +137,39 @@ def test_resume_tells_of_those_that_a_client_holds(registry):
     assert registry.names("d-1/release/") == ["d-1/release/free"]
 
 
+def test_resume_all_means_one_debug_run(registry):
+    """Those of another are somebody's who may be looking at them."""
+    put_stop(registry, a_stop("mine", session="d-1"))
+    put_stop(registry, a_stop("yours", session="d-2"))
+    done = vime("resume", "--all")
+    assert done.returncode == 2
+    assert "error: --all: 2 debug runs have stops, which one?" in done.stderr
+    assert {"d-1", "d-2", "mine", "yours"} <= {word for line in done.stderr.splitlines() for word in line.split()}
+    assert vime("resume", "d-1").stderr == "trainer 1 (mine) goes on\n"
+    assert [name for name in registry.names() if "/release/" in name] == ["d-1/release/mine"]
+
+
+def test_where_clusters_are_many_a_stop_of_this_machine_is_found_all_the_same(registry, monkeypatch):
+    """Case D12: none is guessed; what means one stop here needs none. What does not is refused, with the clusters."""
+
+    def refuse(address):
+        raise UsageError("2 Ray clusters on this machine, which one?\n  a\n  b")
+
+    monkeypatch.setattr(sessions.clusters, "chosen", refuse)
+    put_stop(registry, a_stop("trainer1-9c2e"))
+    put_stop(registry, a_stop("trainer2-9c2e", rank=2))
+    seen = look(key="rank=1")
+    assert find(seen.stops, "rank=1").key == "trainer1-9c2e"
+    assert seen.notes == (
+        "2 Ray clusters on this machine, which one? None was asked: rank=1 is a stop of this machine",
+    )
+    for key in ("rank=3", "trainer", None):
+        with pytest.raises(UsageError, match="which one"):
+            look(key=key)
+    with pytest.raises(UsageError, match="which one"):
+        look("127.0.0.1:1", "rank=1")
+
+
 def test_the_session_of_a_stop_is_the_one_that_holds_it(registry):
     stop = a_stop("a")
     put_stop(registry, stop)

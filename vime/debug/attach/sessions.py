@@ -66,13 +66,20 @@ class Seen:
 def look(address: str | None = None, key: str | None = None) -> Seen:
     """All debug runs of this user on this machine, and those of the cluster that is meant, see ``clusters.chosen``.
 
-    ``key``: all that is wanted; where it is one of this machine's, no cluster is asked unless one was named.
+    ``key``: all that is wanted; where it is one of this machine's, no cluster is asked unless one was named. What else
+    means one stop of this machine alone is taken for it where there are several clusters.
     VimeError where a cluster was named and does not answer; one that was only found is noted.
     """
     here = look_here()
-    if not address and any(stop.key == key for one in here for stop in one.stops):
+    found = [stop for one in here for stop in one.stops]
+    if not address and any(stop.key == key for stop in found):
         return Seen(here)
-    target = clusters.chosen(address)
+    try:
+        target = clusters.chosen(address)
+    except UsageError as error:
+        if address or not key or len(matches(found, key)) != 1:
+            raise
+        return Seen(here, notes=(f"{error.message.splitlines()[0]} None was asked: {key} is a stop of this machine",))
     if target is None:
         return Seen(here)
     is_named = bool(address or os.environ.get(clusters.ADDRESS))
