@@ -270,17 +270,28 @@ def _keep() -> None:
 def _keep_up_to_date() -> None:
     registry = _state.registry
     try:
-        while registry is not None and tracing.is_client_connected():
-            _renew(registry)
-            time.sleep(CLIENT_SECONDS)
-        tracing.end_if_alone()
-        for key, entry in list(_state.open.items()):
-            if entry.stop.state != WAITING and registry is not None:
-                _state.open.pop(key, None)
-                forget_stop(registry, entry.stop)
+        left: list[Stop] | None = None
+        while registry is not None and left is None:
+            while tracing.is_client_connected():
+                _renew(registry)
+                time.sleep(CLIENT_SECONDS)
+            tracing.end_if_alone()
+            left = _left()
+            for stop in left or ():
+                forget_stop(registry, stop)
     except VimeError as error:
         tracing.end_if_alone()
         say(f"process {os.getpid()}: its stop stays noted: {error.message}")
+
+
+def _left() -> list[Stop] | None:
+    """Stops whose client has gone: nobody looks after them any more. None where the next client is there already."""
+    with _state.lock:
+        if tracing.is_client_connected():
+            return None
+        _state.keeper = None
+        keys = [key for key, entry in _state.open.items() if entry.stop.state != WAITING]
+        return [_state.open.pop(key).stop for key in keys]
 
 
 def _forget_all() -> None:
