@@ -149,6 +149,13 @@ def test_resume_all_means_one_debug_run(registry):
     assert [name for name in registry.names() if "/release/" in name] == ["d-1/release/mine"]
 
 
+def test_who_waits_is_said_of_each_debug_run(registry):
+    put_stop(registry, a_stop("mine", session="d-1"))
+    assert not any(line.startswith("d-1") for line in listing.lines(look()))
+    put_stop(registry, a_stop("yours", session="d-2"))
+    assert [line.split(": ")[0] for line in listing.lines(look())] == ["d-1", "d-2"]
+
+
 def test_where_clusters_are_many_a_stop_of_this_machine_is_found_all_the_same(registry, monkeypatch):
     """Case D12: none is guessed; what means one stop here needs none. What does not is refused, with the clusters."""
 

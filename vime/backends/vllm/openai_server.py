@@ -6,6 +6,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
+from vime.debug.stop.hold import held
 from vime.errors import VimeError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class OpenAiServer:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         server = NoSignalServer(uvicorn.Config(app, log_level="warning", access_log=False))
         task = asyncio.ensure_future(server.serve(sockets=[sock]))
-        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        deadline = asyncio.get_running_loop().time() + held(START_SECONDS)
         while not server.started:
             if task.done() or asyncio.get_running_loop().time() > deadline:
                 task.cancel()

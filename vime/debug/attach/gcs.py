@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vime.debug.stop.records import Stop
-from vime.errors import VimeError
+from vime.errors import UsageError, VimeError
 
 CONNECT_SECONDS = 5.0
 """Ray itself would try for 40 s where nothing listens."""
@@ -67,7 +67,7 @@ def state_of(address: str) -> str:
     return ANSWERS
 
 
-class TokenNeeded(VimeError):
+class TokenNeeded(UsageError):
     """The cluster is there and wants a token, or another one."""
 
 

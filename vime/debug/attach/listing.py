@@ -50,7 +50,9 @@ def blocks(found: Sequence[Sequence[str]]) -> list[str]:
 
 def lines(seen: Seen) -> list[str]:
     """What is said beside the table: who waits behind a stop, what could not be seen; or which runs are alive."""
-    found = [line for session in seen.sessions if session.stops for line in behind_lines(session)]
+    stopped = [session for session in seen.sessions if session.stops]
+    of = {session.name: f"{session.name}: " if len(stopped) > 1 else "" for session in stopped}
+    found = [f"{of[session.name]}{line}" for session in stopped for line in behind_lines(session)]
     if not seen.stops and not seen.paused:
         found.append(NOTHING)
     found += [_alive(session) for session in seen.sessions if not session.stops]

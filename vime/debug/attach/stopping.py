@@ -63,7 +63,7 @@ def _stop(session: Session) -> Iterator[str]:
         yield f"{session.name} has ended, by its vime debug-attach run (pid {run.pid})"
     elif run is not None and run.job:
         session.registry.put(f"{session.name}/{ENDING}", {})
-        stop_job(client_of(run.submit), run.job)
+        stop_job(client_of(run.submit), run.job, run.submit)
         yield f"{session.name} has ended: job {run.job}"
     else:
         yield _end_here(session)

@@ -84,7 +84,7 @@ class SubmittedJob:
 
     def stop(self, is_urgent: Callable[[], bool]) -> None:
         """End it, and wait until it has."""
-        stop_job(self.client, self.job, self._pass_on)
+        stop_job(self.client, self.job, self.plan.address, self._pass_on)
         self._look()
 
     def close(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
@@ -176,18 +176,19 @@ def entrypoint(plan: Plan) -> str:
     return f'echo {MARK} {shlex.quote(plan.spec.session)} "$RAY_ADDRESS"; exec {plan.command.entrypoint()}'
 
 
-def stop_job(client: Any, job: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+def stop_job(client: Any, job: str, address: str, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Ask a job to end, and wait until it has. VimeError where it has not in bounded time."""
+    by_hand = f"ray job stop {job} --address {address}"
     try:
         client.stop_job(job)
         deadline = time.monotonic() + STOP_SECONDS
         while not client.get_job_info(job).status.is_terminal():
             if time.monotonic() > deadline:
-                raise VimeError(f"job {job} did not end within {STOP_SECONDS:g} s", f"ray job stop {job}")
+                raise VimeError(f"job {job} did not end within {STOP_SECONDS:g} s", by_hand)
             meanwhile()
             time.sleep(LOOK_SECONDS)
     except _failures() as error:
-        raise VimeError(f"job {job} cannot be stopped: {_first_line(error)}", f"ray job stop {job}") from error
+        raise VimeError(f"job {job} cannot be stopped: {_first_line(error)}", by_hand) from error
 
 
 def _failures() -> tuple[type[Exception], ...]:

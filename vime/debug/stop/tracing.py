@@ -23,6 +23,8 @@ _NUM_ROUNDS = 10
 _ROUND_SECONDS = 0.05
 _lock = threading.RLock()
 _endpoint: list[tuple[str, int]] = []
+_clients: set[int] = set()
+"""This process, once a client was seen in it."""
 _set_trace = sys.settrace
 """Python's own: debugpy puts one in its place that complains."""
 
@@ -89,7 +91,10 @@ def _is_free(host: str, port: int) -> bool:
 def is_client_connected() -> bool:
     """Whether somebody has attached, and is there still."""
     module = sys.modules.get("pydevd")
-    return module is not None and bool(module._is_attached())
+    is_there = module is not None and bool(module._is_attached())
+    if is_there:
+        _clients.add(os.getpid())
+    return is_there
 
 
 def stop_at(frame: FrameType) -> None:
@@ -137,12 +142,14 @@ def end_if_alone() -> None:
     """Switch tracing off in all threads, where no client is connected."""
     if "pydevd" not in sys.modules:
         return
-    for _ in range(_NUM_ROUNDS):  # a thread that was held comes back from debugpy a little later, tracing
+    # a thread that a client has held comes back from debugpy a little later, tracing
+    for _ in range(_NUM_ROUNDS if _clients else 1):
         with _lock:
             if is_client_connected():
                 return
             _end()
-        time.sleep(_ROUND_SECONDS)
+        if _clients:
+            time.sleep(_ROUND_SECONDS)
 
 
 def _end() -> None:
@@ -173,6 +180,7 @@ def in_forked_child() -> None:
     _lock = threading.RLock()
     was_listening = bool(_endpoint)
     _endpoint.clear()
+    _clients.clear()
     if not was_listening and "pydevd" not in sys.modules:
         return
     import pydevd
