@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.cases import TINY, Case
 from benchmarks.command import train
 from benchmarks.measure import Goal, Result, compare, interleave
-from vime.debug.attach.environment import of_a_process
+from vime.debug.launch.environment import of_a_process
 from vime.debug.stop.spec import Point, Spec, Who
 from vime.errors import VimeError
 

@@ -11,7 +11,7 @@ from vime.errors import CheckFailed, UsageError
 from vime_cli import output
 
 if TYPE_CHECKING:
-    from vime.debug.sources import Checked
+    from vime.debug.leftovers.sources import Checked
 
 Paths = Annotated[
     list[str], typer.Argument(metavar="PATHS", help="Files, folders (their *.py files), or - for standard input.")
@@ -28,7 +28,7 @@ def check(paths: Paths, fix: Fix = False, as_json: AsJson = False) -> None:
     One line each: file:line:column. A line that says # vime: keep is left alone. Exit code 1 where there is a
     leftover or a file that could not be read, 2 where nothing could be checked.
     """
-    from vime.debug import sources
+    from vime.debug.leftovers import sources
 
     stdin = sys.stdin.buffer.read() if sources.STDIN in paths else None
     found = sources.check(paths, stdin, fix)

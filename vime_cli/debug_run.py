@@ -112,9 +112,9 @@ def run(
     Each stop is announced with the command that attaches to it. Your files are not changed, and no port is open before
     a stop. The exit code is that of COMMAND.
     """
-    from vime.debug.attach.debug_run import Terminal
-    from vime.debug.attach.debug_run import run as debug_run
-    from vime.debug.attach.plan import Asked
+    from vime.debug.launch.debug_run import Terminal
+    from vime.debug.launch.debug_run import run as debug_run
+    from vime.debug.launch.plan import Asked
 
     asked = Asked(
         command=tuple(command or ()),

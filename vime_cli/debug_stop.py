@@ -26,7 +26,7 @@ def stop(session: Session = None, all_: All = False, address: Address = None) ->
 
     Nothing of it is left. It is what ends a job whose run command was killed.
     """
-    from vime.debug.attach.stopping import stop_runs
+    from vime.debug.launch.stopping import stop_runs
 
     for line in stop_runs(session, all_, address):
         output.say(f"vime debug: {line}")

@@ -7,8 +7,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from vime.debug.attach import clusters, values
-from vime.debug.attach.plan import CLUSTER, HERE, JOB, Asked, plan
+from vime.debug.attach import clusters
+from vime.debug.launch import values
+from vime.debug.launch.plan import CLUSTER, HERE, JOB, Asked, plan
 from vime.debug.stop.spec import Spec, Who
 from vime.errors import ConfigError
 from vime_cli.app import app

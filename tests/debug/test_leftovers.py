@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vime.debug.leftovers import CannotParse, find
-from vime.debug.removal import remove
+from vime.debug.leftovers.found import CannotParse, find
+from vime.debug.leftovers.removal import remove
 
 
 def found(text):

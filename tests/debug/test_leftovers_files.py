@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from vime.debug.sources import NO_FILE, check
+from vime.debug.leftovers.sources import NO_FILE, check
 from vime.errors import UsageError
 
 LEFTOVER = "breakpoint()\n"

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from vime.config.load import read
+from vime.debug.leftovers.user_modules import user_leftovers
 from vime.debug.stop.spec import Spec
-from vime.debug.user_modules import user_leftovers
 from vime.reward.breakpoints import DEBUG_SPEC
 
 RUN = """

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vime
-from vime.debug.leftovers import find, split_lines
-from vime.debug.removal import remove
+from vime.debug.leftovers.found import find, split_lines
+from vime.debug.leftovers.removal import remove
 
 LEFTOVERS = [
     "breakpoint()",

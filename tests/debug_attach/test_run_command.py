@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vime.debug.attach.command import RUNNER, parse
-from vime.debug.attach.plan import Asked, plan
+from vime.debug.launch.command import RUNNER, parse
+from vime.debug.launch.plan import Asked, plan
 from vime.debug.stop.spec import Who
 
 RUN = ("-m", RUNNER)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vime.debug.attach import environment
-from vime.debug.attach.environment import SETUP_HOOK, SITE, job_config, of_a_job, of_a_process, post_mortem_name
+from vime.debug.launch import environment
+from vime.debug.launch.environment import SETUP_HOOK, SITE, job_config, of_a_job, of_a_process, post_mortem_name
 from vime.debug.stop.spec import Point, Spec
 from vime.debug.stop.worker import without_collisions
 

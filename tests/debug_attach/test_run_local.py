@@ -217,8 +217,8 @@ def test_where_stops_cannot_be_noted_nothing_is_started(tmp_path, work, what):
 
 def test_a_cluster_that_refuses_leaves_nothing_running(tmp_path, work, monkeypatch):
     """It answers and does not let us in: known once the program runs."""
-    from vime.debug.attach import launch
-    from vime.debug.attach.plan import Asked, plan
+    from vime.debug.launch import local as launch
+    from vime.debug.launch.plan import Asked, plan
 
     def refuse(address):
         raise VimeError("token needed")

@@ -203,7 +203,7 @@ def test_post_mortem_in_an_actor_and_in_the_driver_by_the_guides_variable(job):
 
 
 def test_ctrl_c_stops_the_job(job, cluster):
-    from vime.debug.attach.submit import client_of
+    from vime.debug.launch.job import client_of
 
     with job("-b", "src/workers.py:12", "--rank", "1", "--", "python3", "workers.py") as run:
         stop = run.stop()
@@ -221,7 +221,7 @@ def jobs_of(client, session):
 
 
 def test_a_killed_run_leaves_its_job_to_stop(job, cluster, tmp_path):
-    from vime.debug.attach.submit import client_of
+    from vime.debug.launch.job import client_of
 
     with job("--", "python3", "guide.py") as run:
         run.stop()

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vime.debug.attach import submit
-from vime.debug.attach.plan import Asked, plan
-from vime.debug.attach.submit import SubmittedJob
+from vime.debug.launch import job as submit
+from vime.debug.launch.job import SubmittedJob
+from vime.debug.launch.plan import Asked, plan
 from vime.errors import UsageError, VimeError
 
 VERSION = {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "s"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import Command, vime
 
-from vime.debug.attach.environment import of_a_process
+from vime.debug.launch.environment import of_a_process
 from vime.debug.stop.spec import Spec
 from vime.metrics import read_jsonl
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vime.debug.attach.environment import of_a_process
+from vime.debug.launch.environment import of_a_process
 from vime.debug.stop.records import stops
 from vime.debug.stop.registry import FolderRegistry
 from vime.debug.stop.spec import Point, Spec

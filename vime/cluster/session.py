@@ -20,8 +20,8 @@ from typing import Any
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
 from vime.cluster.signals import handler_kept
 from vime.config.schema import Config
-from vime.debug.attach.environment import of_a_job
 from vime.debug.everywhere import this_node
+from vime.debug.launch.environment import of_a_job
 from vime.debug.processes import Member, Roster
 from vime.debug.stop.spec import current
 from vime.errors import UsageError, VimeError

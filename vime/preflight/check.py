@@ -148,7 +148,7 @@ def estimator(loaded: Loaded) -> list[str]:
 
 def leftovers(loaded: Loaded) -> Iterator[str]:
     """Forgotten breakpoints in the user's modules, before these are imported. They are ignored from here on."""
-    from vime.debug.user_modules import user_leftovers
+    from vime.debug.leftovers.user_modules import user_leftovers
     from vime.reward.breakpoints import ignore
 
     if loaded.concerns_invalid(["reward.name", "reward.function", "rollout.generate"]):

@@ -25,8 +25,8 @@ from vime.config.load import Loaded, to_toml
 from vime.config.schema import Config
 from vime.data.prompts import PromptSource
 from vime.data.tokenizer import chat_template_digest, load_tokenizer, tokenizer_digest
+from vime.debug.leftovers.user_modules import user_leftovers
 from vime.debug.stop.hold import while_stopped
-from vime.debug.user_modules import user_leftovers
 from vime.errors import VimeError
 from vime.log import Progress
 from vime.loop import Evaluate, Parts

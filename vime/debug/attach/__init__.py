@@ -1,1 +1,1 @@
-"""What runs in the terminal of the one who debugs: start a debug run, find what has stopped, attach to it."""
+"""What has stopped, and how to get at it: ``vime debug-attach list``, ``connect``, ``resume``, ``pause``."""

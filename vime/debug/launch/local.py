@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vime.debug.attach import ending, gcs
-from vime.debug.attach.plan import Plan
+from vime.debug.attach import gcs
+from vime.debug.launch import ending
+from vime.debug.launch.plan import Plan
 from vime.debug.processes import Member
 from vime.debug.stop.records import forget_run
 from vime.debug.stop.registry import Registry, check_port, registry_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vime.debug.attach import gcs
-from vime.debug.attach.plan import Plan
+from vime.debug.launch.plan import Plan
 from vime.debug.stop.registry import GcsRegistry, Registry
 from vime.errors import EXIT_CHECK_FAILED, UsageError, VimeError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from vime.debug.attach.command import Command
+from vime.debug.launch.command import Command
 from vime.debug.stop.spec import Point, Who
 
 _LINE = re.compile(r"\d+", re.ASCII)

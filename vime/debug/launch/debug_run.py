@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vime.debug.attach.launch import LocalCommand
-from vime.debug.attach.plan import JOB, Asked, Plan, plan
-from vime.debug.attach.submit import SubmittedJob
-from vime.debug.attach.summary import summary
-from vime.debug.attach.watch import Signals, Watch
+from vime.debug.launch.job import SubmittedJob
+from vime.debug.launch.local import LocalCommand
+from vime.debug.launch.plan import JOB, Asked, Plan, plan
+from vime.debug.launch.summary import summary
+from vime.debug.launch.watch import Signals, Watch
 from vime.debug.processes import Member
 from vime.debug.stop.records import Run, forget_run
 from vime.debug.stop.tally import Tally, tallies

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vime.debug.leftovers import CannotParse, Found, Leftover, Module, deep_trees, parse, split_lines
-from vime.debug.names import Import, Scope
+from vime.debug.leftovers.found import CannotParse, Found, Leftover, Module, deep_trees, parse, split_lines
+from vime.debug.leftovers.names import Import, Scope
 
 _SPACE = " \t\f"
 _LIKE_A_TYPE = re.compile(r"[\w.,|\[\] ]+")

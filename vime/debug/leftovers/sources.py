@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vime.debug.leftovers import CannotParse, Leftover, Module, find
-from vime.debug.removal import remove
+from vime.debug.leftovers.found import CannotParse, Leftover, Module, find
+from vime.debug.leftovers.removal import remove
 from vime.errors import UsageError
 
 STDIN = "-"

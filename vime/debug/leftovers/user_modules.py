@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vime.config.schema import Config
-from vime.debug.leftovers import CALLS, CannotParse, Leftover, find
-from vime.debug.sources import SKIPPED, Source, Unreadable
+from vime.debug.leftovers.found import CALLS, CannotParse, Leftover, find
+from vime.debug.leftovers.sources import SKIPPED, Source, Unreadable
 from vime.reward.breakpoints import DEBUG_SPEC, Ignored, is_debug_run
 from vime.reward.function import add_import_paths
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vime.debug.names import Names, Scope
+from vime.debug.leftovers.names import Names, Scope
 
 _STOPS = "stops the process until somebody answers; without a terminal it ends it"
 _WAITS = "waits for a debugger without any time limit"

@@ -8,10 +8,11 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from vime.debug.attach import ending, sessions
+from vime.debug.attach import sessions
 from vime.debug.attach.sessions import Session
-from vime.debug.attach.submit import client_of, stop_job
 from vime.debug.attach.words import clock
+from vime.debug.launch import ending
+from vime.debug.launch.job import client_of, stop_job
 from vime.debug.processes import Member
 from vime.debug.stop.linger import ENDING
 from vime.debug.stop.records import Run, forget_run

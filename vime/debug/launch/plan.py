@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from vime.debug.attach import clusters, environment, values
-from vime.debug.attach.command import WHAT_WORKS, Command, parse, problems_here
-from vime.debug.attach.points import When, condition_problem, module_folders, place, program_file
+from vime.debug.attach import clusters
+from vime.debug.launch import environment, values
+from vime.debug.launch.command import WHAT_WORKS, Command, parse, problems_here
+from vime.debug.launch.points import When, condition_problem, module_folders, place, program_file
 from vime.debug.stop import registry
 from vime.debug.stop.spec import Point, Spec, Who
 from vime.errors import ConfigError, UsageError

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vime.debug.attach.command import Command
-from vime.debug.attach.values import shown
+from vime.debug.launch.command import Command
+from vime.debug.launch.values import shown
 from vime.debug.stop.spec import Spec
 from vime.debug.stop.worker import RAISED, SITE, USERS_SETUP_HOOK
 from vime.reward.breakpoints import DEBUG_SPEC, HOOK, RAY_DEBUG, RAY_POST_MORTEM
