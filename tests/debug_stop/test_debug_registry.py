@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vime.debug.stop import pause, tracing
+from vime.debug.stop import noted, tracing
 from vime.debug.stop.records import (
     ATTACHED,
     Run,
@@ -181,8 +181,8 @@ def test_a_run_without_a_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_stop_of_a_client_that_comes_while_the_last_one_is_seen_off_stays_noted(tmp_path, monkeypatch):
     registry = FolderRegistry(tmp_path / "registry")
-    state = pause._State(registry=registry)
-    monkeypatch.setattr(pause, "_state", state)
+    state = noted._State(registry=registry)
+    monkeypatch.setattr(noted, "_state", state)
     seen = []
 
     def end_if_alone():
@@ -190,12 +190,12 @@ def test_the_stop_of_a_client_that_comes_while_the_last_one_is_seen_off_stays_no
         if len(seen) == 1:  # the next stop, and its client
             stop = replace(a_stop("new"), state=ATTACHED)
             put_stop(registry, stop)
-            state.open[stop.key] = pause._Open(stop, threading.current_thread())
+            state.open[stop.key] = noted._Open(stop, threading.current_thread())
 
     is_there = iter([False, True, True, False, False])
     monkeypatch.setattr(tracing, "is_client_connected", lambda: next(is_there))
     monkeypatch.setattr(tracing, "end_if_alone", end_if_alone)
-    pause._keep_up_to_date()
+    noted._keep_up_to_date()
     assert seen == [[], ["new"]]
     assert stops(registry) == []
     assert state.open == {}
