@@ -1,8 +1,8 @@
 """The settings that a crash may hang on, under the names of vLLM 0.32: one small entry each.
 
-``Facts`` are what the engine's worker says of itself (``vime.backends.vllm.crash_facts``), the device alone where it did
-not come up: an entry is applied only if it reads back so; where the run has the value already, or the platform has no
-such thing, it is SKIP with the reason.
+``Facts`` are what the engine's worker says of itself (``vime.backends.vllm.crash_facts``), the device alone where it
+did not come up: an entry is applied only if it reads back so; where the run has the value already, or the platform has
+no such thing, it is SKIP with the reason.
 """
 
 from __future__ import annotations
