@@ -79,6 +79,7 @@ def attempt(path: str) -> None:
 
 
 async def _attempt(order: Order, notes: Notes) -> None:
+    from vime import device
     from vime.backends.vllm.arguments import engine_arguments
     from vime.backends.vllm.crash_facts import agreed
     from vime.backends.vllm.engine import VllmEngine
@@ -86,7 +87,7 @@ async def _attempt(order: Order, notes: Notes) -> None:
 
     config = Config.model_validate(order.config)
     engine = VllmEngine(config, 0)
-    notes.write(phase="starting", device="cpu" if engine.on_cpu else "cuda")
+    notes.write(phase="starting", device=device.kind())
     try:
         await engine.start()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the attempt is to tell

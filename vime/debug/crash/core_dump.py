@@ -43,7 +43,7 @@ def variables(folder: Path) -> dict[str, str]:
 def collect(folder: Path, device: str) -> CoreDump:
     """What the last attempt left in ``folder``."""
     pattern, asked = str(folder / NAME), variables(folder)
-    if device != "cuda":
+    if device in ("", "cpu"):
         why = "there is no CUDA device, so that no driver writes a core dump"
         return CoreDump(pattern, asked, command=open_command(pattern), skipped=why)
     files = tuple(str(path) for path in sorted(folder.glob(GLOB)))
