@@ -31,7 +31,8 @@ test: setup
 	$(V)/ruff format --check .
 	$(V)/mypy
 	$(V)/lint-imports
-	$(V)/python -m pytest
+	$(V)/python -m pytest -n 2 --dist loadgroup --ignore tests/e2e
+	$(V)/python -m pytest tests/e2e
 
 bench: .venv/.ok
 	$(V)/python -m benchmarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from vime.debug.stop.spec import Point, Spec
@@ -22,9 +23,12 @@ def summary(spec: Spec, seen: Mapping[str, int], tallies: Sequence[Tally] | None
             yield f"{_name(point)}: no stop was seen", True
         else:
             yield f"{_name(point)} {_why_not(point, mine)}", True
-    for reason, count in seen.items():
-        if reason not in {point.id for point in spec.points}:
-            yield f"{reason}: {_stops(count)}", False
+    noted = Counter(dict.fromkeys(seen, 0))
+    for one in tallies or ():
+        noted[one.point] += one.num_stops
+    points = {point.id for point in spec.points}
+    for reason in [reason for reason in noted if reason not in points]:
+        yield f"{reason}: {_stops(max(seen.get(reason, 0), noted[reason]))}", False
 
 
 def _why_not(point: Point, mine: Sequence[Tally]) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from vime.debug.stop import tracing
 from vime.debug.stop.records import ATTACHED, RUNNING, WAITING, Stop, forget_stop, put_stop
-from vime.debug.stop.registry import Registry, registry_of
+from vime.debug.stop.registry import Registry
 from vime.debug.stop.say import say
-from vime.debug.stop.spec import Spec
 from vime.errors import VimeError
 
 CLIENT_SECONDS = 0.2
@@ -30,26 +29,15 @@ class _Open:
 
 @dataclass
 class _State:
-    """Of this process. ``open``: by key; ``keeper`` looks after them. ``parents``: before the fork, never closed here,
-    where the threads of its connection are missing.
-    """
+    """Of this process. ``open``: by key; ``keeper`` looks after them."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # a signal stops the thread that holds it
     registry: Registry | None = None
     open: dict[str, _Open] = field(default_factory=dict)
     keeper: threading.Thread | None = None
-    parents: _State | None = None
 
 
 _state = _State()
-
-
-def registry_here(spec: Spec) -> Registry:
-    """That of the debug run; one connection for this process."""
-    with _state.lock:
-        if _state.registry is None:
-            _state.registry = registry_of(spec)
-        return _state.registry
 
 
 def note(registry: Registry, stop: Stop) -> None:
@@ -60,6 +48,7 @@ def note(registry: Registry, stop: Stop) -> None:
         for other in old:
             del _state.open[other.key]
         _state.open[stop.key] = _Open(stop, thread)
+        _state.registry = registry
     for other in old:
         forget_stop(registry, other)
     put_stop(registry, stop)
@@ -82,7 +71,7 @@ def handed_over(stop: Stop) -> None:
 def in_forked_child() -> None:
     """A forked child has no stop and no connection of its own yet."""
     global _state
-    _state = _State(parents=_state)
+    _state = _State()
 
 
 def keep() -> None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from vime.debug.processes import Member
-from vime.debug.stop import noted, tracing
+from vime.debug.stop import noted, tally, tracing
 from vime.debug.stop.hold import note_group
 from vime.debug.stop.identity import is_one_of, whoami
 from vime.debug.stop.records import ATTACHED, Stop, is_released, run_of
-from vime.debug.stop.registry import FolderRegistry, Registry
+from vime.debug.stop.registry import FolderRegistry, Registry, registry_here
 from vime.debug.stop.say import duration, say, say_once
 from vime.debug.stop.spec import Point, Spec
 from vime.debug.stop.targets import roots_of, spec_here
@@ -93,7 +93,7 @@ def claim(name: str) -> bool:
     if spec is None:
         return False
     try:
-        return noted.registry_here(spec).claim(f"{spec.session}/claim/{name}", {"pid": os.getpid()})
+        return registry_here(spec).claim(f"{spec.session}/claim/{name}", {"pid": os.getpid()})
     except VimeError as error:
         say(f"process {os.getpid()} goes on without a stop: {error.message}")
         return False
@@ -109,10 +109,12 @@ def in_forked_child() -> None:
 def _stop(spec: Spec, here: Here) -> bool:
     with _endpoint_of(spec) as endpoint:
         stop = _record(spec, here, endpoint)
-        registry = noted.registry_here(spec)
+        registry = registry_here(spec)
         is_attached = tracing.is_client_connected()
         noted.note(registry, replace(stop, state=ATTACHED) if is_attached else stop)
         _note_group(registry, stop)
+        if here.point in (BREAKPOINT, PAUSE, POST_MORTEM):  # of points, ``hit`` says so
+            tally.note(spec, here.point, stop.who, is_selected=True, is_held=True, is_stop=True)
         try:
             if not is_attached:
                 is_attached = _wait(registry, stop)

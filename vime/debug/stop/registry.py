@@ -212,6 +212,16 @@ def _joined() -> str:
     return ray.get_runtime_context().gcs_address if ray is not None and ray.is_initialized() else ""
 
 
+_here: dict[int, Registry] = {}
+
+
+def registry_here(spec: Spec) -> Registry:
+    """The same, one connection per process. That of a parent stays: to end it here might wait for ever."""
+    if os.getpid() not in _here:
+        _here[os.getpid()] = registry_of(spec)
+    return _here[os.getpid()]
+
+
 def rows(registry: Registry, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, value) of all entries below ``prefix``; what goes away meanwhile is left out."""
     for name in registry.names(prefix):

@@ -40,8 +40,8 @@ def _pass_on(text: str) -> None:
     import socket
 
     from vime.debug.stop.identity import whoami
+    from vime.debug.stop.registry import registry_here
     from vime.debug.stop.spec import current
-    from vime.debug.stop.tally import registry_here
 
     try:
         if (spec := current()) is not None:

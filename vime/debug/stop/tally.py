@@ -1,4 +1,4 @@
-"""What each process notes of a point once it gets there, so that the end of a debug run can say why nothing stopped.
+"""What each process notes of a point once it gets there, and of other stops: the end of a debug run tells of both.
 
 One entry per process and point, written when something is new: nothing before a point is reached, and nothing for the
 thousandth time that its condition does not hold.
@@ -10,7 +10,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass, replace
 
-from vime.debug.stop.registry import Registry, registry_of, rows
+from vime.debug.stop.registry import Registry, registry_here, rows
 from vime.debug.stop.say import say_once
 from vime.debug.stop.spec import Spec
 
@@ -36,7 +36,6 @@ class Tally:
 
 
 _mine: dict[str, Tally] = {}
-_registries: dict[int, Registry] = {}
 
 
 def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_stop: bool = False) -> None:
@@ -58,13 +57,6 @@ def note(spec: Spec, point: str, who: str, is_selected: bool, is_held: bool, is_
         registry_here(spec).put(f"{spec.session}/{KIND}/{point}/{after.hostname}-{after.pid}", asdict(after))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's process
         say_once(f"that {who} has reached {point} is not noted: {error}")
-
-
-def registry_here(spec: Spec) -> Registry:
-    """One connection per process."""
-    if os.getpid() not in _registries:  # that of a parent stays: to end its connection here might wait for ever
-        _registries[os.getpid()] = registry_of(spec)
-    return _registries[os.getpid()]
 
 
 def tallies(registry: Registry, session: str) -> list[Tally]:
