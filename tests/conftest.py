@@ -20,7 +20,7 @@ CLUSTERS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side (``-n 2 --dist loadgroup``) those of a file stay together, and share its fixtures."""
+    """Where tests run side by side (``-n 2 --dist loadgroup``), those of a file stay together and share fixtures."""
     for item in items:
         name = item.path.name
         item.add_marker(pytest.mark.xdist_group("clusters" if name in CLUSTERS else name))
