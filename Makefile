@@ -31,8 +31,7 @@ test: setup
 	$(V)/ruff format --check .
 	$(V)/mypy
 	$(V)/lint-imports
-	$(V)/python -m pytest -n 2 --dist loadgroup --ignore tests/e2e
-	$(V)/python -m pytest tests/e2e
+	$(V)/python -m pytest
 
 bench: .venv/.ok
 	$(V)/python -m benchmarks
