@@ -10,6 +10,11 @@ EXIT_USAGE = 2
 EXIT_RUN_FAILED = 3
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, cut to one line; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class VimeError(Exception):
     """Something the user can mend: what is wrong, and the next step.
 

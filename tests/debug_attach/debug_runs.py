@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from ports import free_ports
+
 from vime.debug.attach.dap import Dap
 from vime.debug.attach.sessions import members_of
 from vime.debug.stop.records import runs, stops
@@ -110,14 +112,6 @@ def values(client, thread):
 
 def live_runs(registry):
     return [run.session for run in runs(registry)]
-
-
-def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @contextmanager

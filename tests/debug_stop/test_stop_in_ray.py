@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from vime.debug.stop.records import RUNNING, release, stops
 from vime.debug.stop.registry import GcsRegistry
@@ -20,12 +20,6 @@ from vime.errors import VimeError
 CLUSTER_SECONDS = 120.0
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Or Ray takes the outer address in place of 127.0.0.1."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import Command, vime
+from ports import free_port
 
 from vime.metrics import read_jsonl
 
@@ -26,12 +26,6 @@ def find_spec(cls, name, path=None, target=None):
     return None if name.split(".")[0] in ("vllm", "megatron", "ray") else found(name, path, target)
 machinery.PathFinder.find_spec = classmethod(find_spec)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 RUN = """

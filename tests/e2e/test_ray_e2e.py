@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command, vime
+from ports import free_ports
 
 from vime.debug.launch.environment import of_a_process
 from vime.debug.stop.spec import Spec
@@ -36,14 +37,6 @@ def cluster(tmp_path_factory):
     head.process.terminate()
     head.finish(60)
     assert head.left_behind(30) == []
-
-
-def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def wait_for_port(port, head):

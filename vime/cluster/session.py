@@ -23,7 +23,7 @@ from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.launch.environment import of_a_job
 from vime.debug.processes import Member, Roster
-from vime.debug.stop.spec import current
+from vime.debug.stop.spec import JOB_CONFIG, current
 from vime.errors import UsageError, VimeError
 from vime.reward.breakpoints import RAY_POST_MORTEM, hook_kept, ignore
 
@@ -256,7 +256,7 @@ def end_processes(processes: Iterable[Process], timeout_seconds: float) -> None:
 
 
 def _inside_ray_job() -> bool:
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    return JOB_CONFIG in os.environ
 
 
 def _runtime_env() -> dict[str, Any] | None:

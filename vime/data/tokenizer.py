@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vime.errors import UsageError
+from vime.errors import UsageError, first_line
 
 
 def load_tokenizer(path: str) -> Any:
@@ -19,7 +19,7 @@ def load_tokenizer(path: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UsageError(f"model.path: no tokenizer in {path}: {reason}", "it needs a whole tokenizer.json") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,16 +93,23 @@ def _is_connected() -> bool:
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
-def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
+def call_on(node: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Reference to what ``function`` will answer there: a task that needs no CPU, and is tried once."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
+    return ray.remote(function).options(**options).remote(*args)
+
+
+def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
+    import ray
 
     asked = {}
     for node in sorted({m.node for m in members if m.node}):
         rows = [vars(m) for m in members if m.node == node]
-        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
-        asked[node] = ray.remote(look_here).options(**options).remote(rows, native)
+        asked[node] = call_on(node, look_here, rows, native)
     done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=REMOTE_SECONDS)
     found = [Dump(m, problem=f"not reached: it runs on {m.host}") for m in members if not m.node]
     for node, answer in asked.items():

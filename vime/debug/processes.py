@@ -73,7 +73,7 @@ class Member:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped it: it could not answer."""
-        return _stat(self.pid)[0] in "Tt"
+        return stat(self.pid)[0] in "Tt"
 
 
 @dataclass
@@ -206,7 +206,7 @@ def open_files(pid: int) -> list[Path]:
 
 def start_ticks(pid: int) -> int:
     """Clock ticks between the machine's start and that of the process; 0 where there is none, or a dead one."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return 0 if fields[0] in "XZ" else int(fields[19])
 
 
@@ -219,12 +219,23 @@ def boot_id() -> str:
 def _children() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for pid in pids():
-        found.setdefault(int(_stat(pid)[1]), []).append(pid)
+        found.setdefault(int(stat(pid)[1]), []).append(pid)
     return found
 
 
-def _stat(pid: int) -> list[str]:
+def stat(pid: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` behind the name: state, parent, group, session, ... State X where it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ["X", "0"]
+        return ["X", "0", "0", "0"]
+
+
+def is_in_mask(pid: int, mask: str, signal: int) -> bool:
+    """Whether a signal is in ``mask`` (SigCgt: caught, SigIgn: ignored) of a process; False where that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    found = next((int(line.split()[1], 16) for line in lines if line.startswith(f"{mask}:")), 0)
+    return bool(found >> (signal - 1) & 1)

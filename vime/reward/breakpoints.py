@@ -24,6 +24,8 @@ DEBUG_SPEC = "VIME_DEBUG_SPEC"
 """Set in every process of a run of ``vime debug-attach run``, see ``vime.debug.stop.spec``."""
 RAY_DEBUG = "RAY_DEBUG"
 RAY_POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+GUIDES_POST_MORTEM = "RAY_DEBUG_POSTMORTEM"
+"""As the debug guide spells it; Ray does not read it (case D02)."""
 _ALIASES = {"ray.util.pdb": "ray.util.rpdb"}
 _RESULTS = {"debugpy.listen": ("127.0.0.1", 0)}
 """What a call that is ignored returns instead of None."""

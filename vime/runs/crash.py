@@ -25,10 +25,9 @@ from vime.debug.crash.search import search
 from vime.debug.crash.toggles import Toggle, environment_of, overlaid
 from vime.debug.crash.trial import Ending, Trial
 from vime.errors import UsageError
-from vime.files import whole_file
 from vime.log import Progress
 from vime.report.crash import crash_page
-from vime.run_folder import RunFolder
+from vime.run_folder import RunFolder, write_text
 from vime.runs.crash_attempt import Order, write_json
 from vime.runs.crash_processes import Limits, Processes, ending
 from vime.runs.crash_requests import Requests, requests_of
@@ -194,8 +193,3 @@ def _commands(loaded: Loaded, asked: Asked, found: Found, runner: Runner) -> Com
         ways.append(found.removing_set)
     plain = shlex.join(words)
     return Commands(shlex.join(again), tuple(way_out(way, loaded.config.vllm, plain) for way in ways))
-
-
-def write_text(path: Path, text: str) -> None:
-    with whole_file(path) as file:
-        file.write(text.encode())

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron import manifest
 from vime.backends.megatron.step import Learner
-from vime.errors import VimeError
+from vime.errors import VimeError, first_line
 
 _LAYOUT_OF_RNG = ("tp", "pp")
 
@@ -76,11 +76,7 @@ def _read(sharded: dict[str, Any], path: str) -> dict[str, Any]:
     try:
         return dist_checkpointing.load(sharded, path)
     except (CheckpointException, CheckpointingException) as error:  # the first is a BaseException
-        raise VimeError(f"{path}: cannot be loaded into this model and layout ({_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise VimeError(f"{path}: cannot be loaded into this model and layout ({first_line(error)})") from error
 
 
 def _sharded(learner: Learner, *, is_loading: bool, with_rng: bool) -> dict[str, Any]:

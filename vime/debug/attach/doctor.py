@@ -19,14 +19,12 @@ from pathlib import Path
 from vime.debug.attach import clusters, gcs, launch_json
 from vime.debug.stop import registry
 from vime.errors import UsageError, VimeError
-from vime.reward.breakpoints import HOOK, RAY_DEBUG, RAY_POST_MORTEM
+from vime.reward.breakpoints import GUIDES_POST_MORTEM, HOOK, RAY_DEBUG, RAY_POST_MORTEM
 
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 COLUMNS = ("check", "verdict", "found", "next step")
 DEBUGPY = (1, 8, 0)
-MISSPELT = "RAY_DEBUG_POSTMORTEM"
-"""Which Ray does not read; it is what the debug guide says."""
-_MISSPELT_TEXT = f"{MISSPELT} is set, which Ray does not read: its name is {RAY_POST_MORTEM}"
+_MISSPELT_TEXT = f"{GUIDES_POST_MORTEM} is set, which Ray does not read: its name is {RAY_POST_MORTEM}"
 _MISSPELT_HINT = "vime debug-attach run --post-mortem needs neither"
 SPY_SECONDS = 20.0
 _ATTACHING = ("run", "connect", "pause")
@@ -47,7 +45,7 @@ class Check:
 def quick(command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
     """What is wrong and matters to this sub-command, one line each. No cluster is asked, nothing heavy is loaded."""
     found = [_debugpy()] if command in _ATTACHING else []
-    if MISSPELT in environment and command in _LOOKING:
+    if GUIDES_POST_MORTEM in environment and command in _LOOKING:
         found.append(Check("post-mortem", WARN, _MISSPELT_TEXT, _MISSPELT_HINT))
     return [f"{one.found}; {one.hint}" for one in found if one.verdict in (WARN, FAIL)]
 
@@ -168,7 +166,7 @@ def _dashboard(target: str) -> Check:
 
 def _settings(environment: Mapping[str, str]) -> list[Check]:
     found = []
-    if MISSPELT in environment:
+    if GUIDES_POST_MORTEM in environment:
         found.append(Check("post-mortem", WARN, _MISSPELT_TEXT, _MISSPELT_HINT))
     elif environment.get(RAY_POST_MORTEM) == "1":
         text = f"{RAY_POST_MORTEM}=1: every task and actor that fails freezes without a time limit"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vime.debug.stop.records import Stop
-from vime.errors import UsageError, VimeError
+from vime.errors import UsageError, VimeError, first_line
 
 CONNECT_SECONDS = 5.0
 """Ray itself would try for 40 s where nothing listens."""
@@ -87,7 +87,7 @@ def client(address: str) -> Any:
     except ray.exceptions.AuthenticationError as error:
         raise TokenNeeded(f"token needed: the cluster at {address} refuses this one, or none", TOKEN_HINT) from error
     except (ray.exceptions.RayError, RuntimeError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
         raise VimeError(f"no cluster at {address}: {why}", "is that the address of its GCS?") from error
 
 

@@ -12,21 +12,19 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from vime.debug.attach import clusters, gcs
 from vime.debug.attach.sessions import DRIVER, RANK, Seen, Session, members_of, rank_of
-from vime.debug.processes import family, live_runs, read_roster
+from vime.debug.everywhere import call_on
+from vime.debug.processes import family, is_in_mask, live_runs, read_roster
 from vime.debug.stop.records import Stop, stops
-from vime.errors import OutOfTime, UsageError, VimeError
+from vime.errors import OutOfTime, UsageError, VimeError, first_line
 from vime.reward.role import CHILD_RANK, CHILD_ROLE
 
 PAUSE_SECONDS = 20.0
 POLL_SECONDS = 0.1
 REMOTE_SECONDS = 60.0
-DRIVER_PID = "VIME_DEBUG_DRIVER"
-"""In the environment of what the driver has started, see ``vime.debug.stop.boot``."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,6 @@ def targets_here(names: Sequence[Sequence[str]]) -> list[Target]:
     known = {member.pid: member for member in members if member.is_here and member.is_alive}
     found = []
     pids = {pid: name for name, where in names for pid in members_of(name, where)}
-    drivers = {clusters.environment_of(pid).get(DRIVER_PID) for pid in pids}
     for pid, name in sorted(pids.items()):
         if not has_handler(pid):
             continue
@@ -91,19 +88,13 @@ def targets_here(names: Sequence[Sequence[str]]) -> list[Target]:
             role, rank = member.role, None if member.role == DRIVER else member.rank
         else:
             role, rank = _said(pid)
-            role = DRIVER if str(pid) in drivers else role
         found.append(Target(name, pid, role, rank))
     return found
 
 
 def has_handler(pid: int) -> bool:
     """Whether the process catches SIGUSR2; one that does not would end."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-    return bool(mask & 1 << (signal.SIGUSR2 - 1))
+    return is_in_mask(pid, "SigCgt", signal.SIGUSR2)
 
 
 def signal_here(pid: int) -> bool:
@@ -186,20 +177,15 @@ def _targets_away(address: str, names: Sequence[Sequence[str]]) -> list[Target]:
 
 
 def _on_nodes(address: str, calls: dict[str, tuple[Any, tuple[Any, ...]]]) -> dict[str, Any]:
-    """Call functions on nodes of the cluster, through tasks that need no CPU. VimeError where one does not answer."""
+    """Call functions on nodes of the cluster. VimeError where one does not answer."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from vime.debug.attach.tunnel import connected
 
     with connected(address):
-        asked = {}
-        for node, (function, args) in calls.items():
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
-            asked[node] = ray.remote(function).options(**options).remote(*args)
+        asked = {node: call_on(node, function, *args) for node, (function, args) in calls.items()}
         try:
             return {node: ray.get(answer, timeout=REMOTE_SECONDS) for node, answer in asked.items()}
         except ray.exceptions.RayError as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
             raise VimeError(f"a node of the cluster does not answer: {why}", "vime debug-attach list") from error

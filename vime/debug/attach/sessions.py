@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vime.debug.attach import clusters, gcs
 from vime.debug.attach.gcs import Node, Paused, Worker
-from vime.debug.processes import boot_id, pids, start_ticks
+from vime.debug.processes import boot_id, pids
 from vime.debug.stop import registry as registries
 from vime.debug.stop.identity import ROLES
 from vime.debug.stop.records import WAITING, Run, Stop, forget_run, forget_stop, runs, stops
@@ -97,7 +97,7 @@ def look_here() -> tuple[Session, ...]:
     folder = registries.root()
     if not os.path.lexists(folder):
         return ()
-    return _sessions(FolderRegistry(folder), _is_alive_here, lambda run: False)
+    return _sessions(FolderRegistry(folder), lambda stop: stop.member.is_alive, lambda run: False)
 
 
 def find(found: Sequence[Stop], text: str) -> Stop:
@@ -164,7 +164,7 @@ def _look_there(address: str) -> tuple[tuple[Session, ...], list[Paused], list[s
     known = {(worker.node, worker.pid): worker for worker in table}
 
     def is_alive(stop: Stop) -> bool:
-        return _is_alive_here(stop) if is_here(stop) else _is_alive_there(stop, known, nodes)
+        return stop.member.is_alive if is_here(stop) else _is_alive_there(stop, known, nodes)
 
     def has_job(run: Run) -> bool:
         return bool(run.job) and gcs.is_job_alive(asked, run.job)
@@ -178,10 +178,6 @@ def _look_there(address: str) -> tuple[tuple[Session, ...], list[Paused], list[s
             f"the cluster at {address} has no dashboard: editors list nothing of it, and ray job submit needs one"
         )
     return found, paused, notes
-
-
-def _is_alive_here(stop: Stop) -> bool:
-    return stop.boot == boot_id() and stop.started > 0 and start_ticks(stop.pid) == stop.started
 
 
 def _is_alive_there(stop: Stop, known: Mapping[tuple[str, int], Worker], nodes: Mapping[str, Node]) -> bool:
@@ -220,4 +216,4 @@ def _is_run_alive(run: Run, where: str) -> bool:
         return True
     if run.boot != boot_id():
         return False
-    return start_ticks(run.pid) == run.started > 0 or bool(members_of(run.session, where))
+    return run.watcher.is_alive or bool(members_of(run.session, where))

@@ -18,7 +18,7 @@ from typing import Any
 from vime.debug.attach import gcs
 from vime.debug.attach.reach import listens
 from vime.debug.stop.records import Stop
-from vime.errors import VimeError
+from vime.errors import VimeError, first_line
 
 START_SECONDS = 60.0
 CALL_SECONDS = 30.0
@@ -105,7 +105,7 @@ class Tunnel:
             while not self._is_over.is_set() and (data := client.recv(CHUNK)):
                 ray.get(self._actor.send.remote(data), timeout=CALL_SECONDS)
         except (OSError, ray.exceptions.RayError) as error:
-            self.error = (str(error).splitlines() or [type(error).__name__])[0]
+            self.error = first_line(error)
         finally:
             gone.set()
             with contextlib.suppress(ray.exceptions.RayError):  # its node may have gone
@@ -122,7 +122,7 @@ class Tunnel:
                 if data:
                     client.sendall(data)
         except (OSError, ray.exceptions.RayError) as error:
-            self.error = (str(error).splitlines() or [type(error).__name__])[0]
+            self.error = first_line(error)
         finally:
             with contextlib.suppress(OSError):  # it may have left
                 client.shutdown(socket.SHUT_RDWR)
@@ -134,7 +134,7 @@ class Tunnel:
         try:
             ray.get(self._actor.is_open.remote(), timeout=CALL_SECONDS)
         except ray.exceptions.RayError as error:
-            self.error = (str(error).splitlines() or [type(error).__name__])[0]
+            self.error = first_line(error)
             return True
         return False
 
@@ -184,7 +184,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", namespace="vime_debug")
     except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
         raise VimeError(f"no connection to the cluster at {address}: {why}", gcs.TOKEN_HINT) from error
     try:
         yield
@@ -205,7 +205,7 @@ def _far_end(stop: Stop, node: str) -> Any:
         is_there = ray.get(actor.ready.remote(), timeout=START_SECONDS)
     except ray.exceptions.RayError as error:
         ray.kill(actor)
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
         raise VimeError(f"no way to {stop.key} on node {stop.address}: {why}", "is vime installed there?") from error
     if not is_there:
         ray.kill(actor)

@@ -7,10 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from vime.debug.attach.sessions import members_of
-from vime.debug.processes import Member, pids
+from vime.debug.processes import Member, is_in_mask, pids, stat
 from vime.errors import VimeError
 
 STEPS = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0))
@@ -30,8 +29,8 @@ def end_command(root: Member, session: str, is_urgent: Callable[[], bool] = lamb
     for number, seconds in STEPS:
         if not root.is_alive or is_urgent():
             break
-        if _ignores(root.pid, number):
-            continue
+        if is_in_mask(root.pid, "SigIgn", number):
+            continue  # as SIGINT where a shell has started it in the background
         _signal([root], number)
         wait_for_end([root], seconds, is_urgent)
         seen |= family_of(root, session)
@@ -72,9 +71,9 @@ def family_of(root: Member, session: str) -> set[Member]:
     parents: dict[int, list[int]] = {}
     found = set(members_of(session)) | {root.pid}
     for pid in pids():
-        parent, leader = _parent_and_session(pid)
-        parents.setdefault(parent, []).append(pid)
-        if leader == root.pid:
+        _, parent, _, leader, *_ = stat(pid)
+        parents.setdefault(int(parent), []).append(pid)
+        if int(leader) == root.pid:
             found.add(pid)
     left = list(found)
     while left:
@@ -84,22 +83,3 @@ def family_of(root: Member, session: str) -> set[Member]:
     found.discard(os.getpid())
     members = {root if pid == root.pid else Member.here("child", 0, pid) for pid in found}
     return {one for one in members if one.is_alive}
-
-
-def _ignores(pid: int, number: int) -> bool:
-    """Whether a process is deaf to a signal: to SIGINT where a shell has started it in the background."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
-    return any(mask >> (number - 1) & 1 for mask in masks)
-
-
-def _parent_and_session(pid: int) -> tuple[int, int]:
-    """(0, 0) where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0, 0
-    return int(fields[1]), int(fields[3])

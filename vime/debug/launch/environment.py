@@ -14,15 +14,12 @@ from typing import Any
 
 from vime.debug.launch.command import Command
 from vime.debug.launch.values import shown
-from vime.debug.stop.spec import Spec
+from vime.debug.stop.spec import JOB_CONFIG, Spec
 from vime.debug.stop.worker import RAISED, SITE, USERS_SETUP_HOOK
-from vime.reward.breakpoints import DEBUG_SPEC, HOOK, RAY_DEBUG, RAY_POST_MORTEM
+from vime.reward.breakpoints import DEBUG_SPEC, GUIDES_POST_MORTEM, HOOK, RAY_DEBUG, RAY_POST_MORTEM
 
 BREAKPOINT_HOOK = "vime.debug.stop.boot._breakpoint"
 SETUP_HOOK = "vime.debug.stop.worker.set_up"
-GUIDES_POST_MORTEM = "RAY_DEBUG_POSTMORTEM"
-"""As the debug guide spells it; Ray does not know it (case D02)."""
-JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _ELSEWHERE = ("conda", "container", "image_uri", "py_executable", "uv")
 OWN_PROGRAM = "vime"
 _SWITCHES = ("TORCH_NCCL_ENABLE_MONITORING",)

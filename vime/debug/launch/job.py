@@ -15,7 +15,7 @@ from typing import Any
 from vime.debug.attach import gcs
 from vime.debug.launch.plan import Plan
 from vime.debug.stop.registry import GcsRegistry, Registry
-from vime.errors import EXIT_CHECK_FAILED, UsageError, VimeError
+from vime.errors import EXIT_CHECK_FAILED, UsageError, VimeError, first_line
 
 STOP_SECONDS = 60.0
 """Longest wait for a job to end; Ray itself kills it 3 s after it was asked to."""
@@ -53,7 +53,7 @@ class SubmittedJob:
         try:
             job = client.submit_job(entrypoint=entrypoint(plan), runtime_env=plan.runtime_env)
         except _failures() as error:
-            raise UsageError(f"{plan.address}: the job was refused: {_first_line(error)}") from error
+            raise UsageError(f"{plan.address}: the job was refused: {first_line(error)}") from error
         found = cls(plan, client, job, show, say)
         found._tail = threading.Thread(target=found._follow, name="job-log", daemon=True)
         found._tail.start()
@@ -105,7 +105,7 @@ class SubmittedJob:
         except _failures() as error:
             self._is_lost = True
             raise VimeError(
-                f"{self.plan.address} does not answer any more: {_first_line(error)}", self._hint()
+                f"{self.plan.address} does not answer any more: {first_line(error)}", self._hint()
             ) from error
         if details.status.is_terminal():
             self._details = details
@@ -151,7 +151,7 @@ class SubmittedJob:
         try:
             asyncio.run(follow())
         except Exception as error:  # noqa: BLE001 - whatever Ray's client raises; the job itself is looked after elsewhere
-            self._lines.put(f"\n{MARK}: the log of the job ends here: {_first_line(error)}\n")
+            self._lines.put(f"\n{MARK}: the log of the job ends here: {first_line(error)}\n")
 
 
 def client_of(address: str) -> Any:
@@ -168,7 +168,7 @@ def client_of(address: str) -> Any:
         raise gcs.TokenNeeded(text, gcs.TOKEN_HINT) from error
     except _failures() as error:
         hint = f"is a dashboard there? It needs ray[default]; with token authentication: {gcs.TOKEN_HINT}"
-        raise UsageError(f"{address}: no jobs can be submitted: {_first_line(error)}", hint) from error
+        raise UsageError(f"{address}: no jobs can be submitted: {first_line(error)}", hint) from error
 
 
 def entrypoint(plan: Plan) -> str:
@@ -188,7 +188,7 @@ def stop_job(client: Any, job: str, address: str, meanwhile: Callable[[], None] 
             meanwhile()
             time.sleep(LOOK_SECONDS)
     except _failures() as error:
-        raise VimeError(f"job {job} cannot be stopped: {_first_line(error)}", by_hand) from error
+        raise VimeError(f"job {job} cannot be stopped: {first_line(error)}", by_hand) from error
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -196,7 +196,3 @@ def _failures() -> tuple[type[Exception], ...]:
     from ray.exceptions import RayError
 
     return RayError, RuntimeError, OSError, ValueError, TypeError
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,9 +16,9 @@ from vime.debug.launch import environment, values
 from vime.debug.launch.command import WHAT_WORKS, Command, parse, problems_here
 from vime.debug.launch.points import When, condition_problem, module_folders, place, program_file
 from vime.debug.stop import registry
-from vime.debug.stop.spec import Point, Spec, Who
+from vime.debug.stop.spec import JOB_CONFIG, Point, Spec, Who
 from vime.errors import ConfigError, UsageError
-from vime.reward.breakpoints import DEBUG_SPEC
+from vime.reward.breakpoints import DEBUG_SPEC, GUIDES_POST_MORTEM
 
 HERE, CLUSTER, JOB = "on this machine", "in the cluster", "as a job"
 _URL = re.compile(r"https?://[^/:?#]+|https?://\[")
@@ -103,7 +103,7 @@ def plan(asked: Asked, env: Mapping[str, str] = os.environ) -> Plan:
     if spec.is_ray_debugger and where == HERE:
         problems.found.append("--ray-debugger: stops through a cluster: give --submit URL or --address HOST:PORT")
     if where == CLUSTER:
-        problems.found += environment.job_config_problems(env.get(environment.JOB_CONFIG, ""))
+        problems.found += environment.job_config_problems(env.get(JOB_CONFIG, ""))
     if env.get(DEBUG_SPEC):
         problems.found.append("this is a process of a debug run already: the command would belong to both")
     if problems.found or command is None:
@@ -236,7 +236,7 @@ def _environment(
     found, notes = dict(merged.value), merged.notes
     if where == HERE:
         return found, (*notes, *_stays_here(found, is_local))
-    config = environment.job_config(env.get(environment.JOB_CONFIG, ""), spec, has_rays_post_mortem)
+    config = environment.job_config(env.get(JOB_CONFIG, ""), spec, has_rays_post_mortem)
     found |= config.value | {clusters.ADDRESS: spec.gcs}
     if clusters.KEEP_LOOPBACK not in env and clusters.is_on_loopback(spec.gcs):
         found[clusters.KEEP_LOOPBACK] = "0"
@@ -263,7 +263,7 @@ def _headline(spec: Spec, command: Command, where: str, address: str) -> list[st
 
 def _remarks(spec: Spec, variable: str) -> list[str]:
     found = []
-    if variable == environment.GUIDES_POST_MORTEM:
+    if variable == GUIDES_POST_MORTEM:
         found.append(
             f"{variable} is a name that Ray does not read: taken as --post-mortem, and Ray's own "
             f"{environment.RAY_POST_MORTEM}=1 is set for the driver and the workers"

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from vime.debug.attach import listing, sessions
 from vime.debug.attach.sessions import Session
-from vime.debug.processes import boot_id, start_ticks
 from vime.debug.stop.linger import ENDING
 from vime.debug.stop.records import Run, Stop, forget_stop, put_run, release, stops
 from vime.debug.stop.registry import Registry, rows
@@ -130,7 +129,7 @@ class Watch:
 
     def _is_there(self, registry: Registry, stop: Stop) -> bool:
         """Of this machine; those of others are pruned by ``list``, which asks Ray for them."""
-        if not sessions.is_here(stop) or (stop.boot == boot_id() and start_ticks(stop.pid) == stop.started):
+        if not sessions.is_here(stop) or stop.member.is_alive:
             return True
         forget_stop(registry, stop)
         return False

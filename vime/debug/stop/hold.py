@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vime.debug.processes import Member
 from vime.debug.stop.records import RUNNING, Stop, stops
-from vime.debug.stop.registry import Registry, registry_of
+from vime.debug.stop.registry import Registry, registry_here
 from vime.debug.stop.spec import Spec, current
 from vime.reward.breakpoints import held as held
 
@@ -96,7 +95,7 @@ def note_run(config: Config, run_dir: Path) -> None:
         "engines": config.rollout.num_engines if config.needs_engines and not config.rollout.engines else 0,
         "limits": limits(config),
     }
-    registry_of(spec).put(f"{spec.session}/{NOTE}", facts)
+    registry_here(spec).put(f"{spec.session}/{NOTE}", facts)
 
 
 def note_group(registry: Registry, stop: Stop) -> None:
@@ -145,10 +144,9 @@ def _are_left(spec: Spec) -> bool:
 
 def others(spec: Spec) -> list[Stop]:
     """Processes of the debug run that have stopped, beside this one. Of other machines as they are noted."""
-    found = stops(registry_of(spec), spec.session)
-    return [stop for stop in found if stop.pid != os.getpid() and stop.state != RUNNING and _lives(stop)]
-
-
-def _lives(stop: Stop) -> bool:
-    member = Member(stop.role, stop.rank or 0, stop.pid, stop.hostname, stop.started, stop.boot)
-    return member.is_alive if member.is_here else True
+    found = stops(registry_here(spec), spec.session)
+    return [
+        stop
+        for stop in found
+        if stop.pid != os.getpid() and stop.state != RUNNING and (stop.member.is_alive or not stop.member.is_here)
+    ]

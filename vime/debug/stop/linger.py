@@ -7,7 +7,7 @@ import sys
 import time
 
 from vime.debug.stop.records import RUNNING, Stop, stops
-from vime.debug.stop.registry import Registry, registry_of
+from vime.debug.stop.registry import Registry, registry_here
 from vime.debug.stop.say import say
 from vime.debug.stop.spec import Spec
 from vime.debug.stop.targets import spec_here
@@ -26,7 +26,7 @@ def linger() -> None:
     if spec is None or not (spec.points or spec.post_mortem):
         return
     try:
-        registry = registry_of(spec)
+        registry = registry_here(spec)
         if registry.get(f"{spec.session}/{ENDING}") is not None:
             return
         _wait_for_started(registry, spec)
@@ -69,10 +69,7 @@ def _is_over(stop: Stop) -> bool:
     """Of this machine: whether the process has gone. A main thread that gets here is not stopped."""
     if stop.pid == os.getpid() and stop.thread == "MainThread":
         return True
-    from vime.debug.processes import Member
-
-    member = Member("", 0, stop.pid, stop.hostname, stop.started, stop.boot)
-    return member.is_here and not member.is_alive
+    return stop.member.is_here and not stop.member.is_alive
 
 
 def _num_started() -> int:

@@ -16,10 +16,8 @@ from typing import Any
 
 from vime.debug.stop import tracing
 from vime.debug.stop.say import say
-from vime.debug.stop.spec import Spec
+from vime.debug.stop.spec import JOB_CONFIG, Spec
 from vime.errors import VimeError
-
-JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 @contextmanager

@@ -65,6 +65,11 @@ class Stop:
         return self.role if self.rank is None else f"{self.role} {self.rank}"
 
     @property
+    def member(self) -> Member:
+        """The process that has stopped."""
+        return Member(self.role, self.rank or 0, self.pid, self.hostname, self.started, self.boot)
+
+    @property
     def file_here(self) -> str:
         """``file``, or what it is a copy of in the folder where the command was given."""
         is_copy = bool(self.remote_root) and self.file.startswith(f"{self.remote_root}/")

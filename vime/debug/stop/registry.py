@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from vime.debug.stop import boot
 from vime.debug.stop.spec import Spec
-from vime.errors import UsageError, VimeError
+from vime.errors import UsageError, VimeError, first_line
 
 NAMESPACE = b"vime_debug"
 SECONDS = 10.0
@@ -151,7 +151,7 @@ class GcsRegistry:
         try:
             self._client = GcsClient(address=address)
         except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
-            raise VimeError(f"the cluster at {address} does not answer: {_first_line(error)}", _HINT) from error
+            raise VimeError(f"the cluster at {address} does not answer: {first_line(error)}", _HINT) from error
 
     def put(self, name: str, value: dict[str, Any]) -> None:
         self._ask("internal_kv_put", name.encode(), json.dumps(value).encode(), True, NAMESPACE, SECONDS)
@@ -176,7 +176,7 @@ class GcsRegistry:
         try:
             return getattr(self._client, method)(*args)
         except (ray.exceptions.RayError, RuntimeError) as error:
-            raise VimeError(f"the cluster at {self.where} does not answer: {_first_line(error)}", _HINT) from error
+            raise VimeError(f"the cluster at {self.where} does not answer: {first_line(error)}", _HINT) from error
 
 
 def check_port(address: str) -> None:
@@ -212,14 +212,15 @@ def _joined() -> str:
     return ray.get_runtime_context().gcs_address if ray is not None and ray.is_initialized() else ""
 
 
-_here: dict[int, Registry] = {}
+_here: dict[tuple[int, str, str], Registry] = {}
 
 
 def registry_here(spec: Spec) -> Registry:
     """The same, one connection per process. That of a parent stays: to end it here might wait for ever."""
-    if os.getpid() not in _here:
-        _here[os.getpid()] = registry_of(spec)
-    return _here[os.getpid()]
+    key = (os.getpid(), spec.folder, spec.gcs)
+    if key not in _here:
+        _here[key] = registry_of(spec)
+    return _here[key]
 
 
 def rows(registry: Registry, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -227,7 +228,3 @@ def rows(registry: Registry, prefix: str) -> Iterator[tuple[str, dict[str, Any]]
     for name in registry.names(prefix):
         if (value := registry.get(name)) is not None:
             yield name, value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,8 @@ from typing import Any
 from vime.reward.breakpoints import DEBUG_SPEC
 
 FORMAT, SCHEMA_VERSION = "vime-debug-spec", 1
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray's: what the driver of a submitted job finds in its environment."""
 LOOPBACK = "127.0.0.1"
 DEFAULT_WAIT_SECONDS = 30 * 60.0
 DEFAULT_HOLD_SECONDS = 4 * 3600.0

@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from types import CodeType
 
+from vime.debug.stop.boot import MAIN
 from vime.debug.stop.instrument import NoPlace, instrument
 from vime.debug.stop.say import say, say_once
 from vime.debug.stop.spec import Point, Spec, current
 
-MAIN = ("__main__", "__mp_main__")
 _RAY_COPIES = "/runtime_resources/working_dir_files/"
 _roots: dict[str, str] = {}
 """Folder of copied code in this process -> the folder that it was copied from."""

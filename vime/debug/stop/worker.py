@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.debug.stop import boot
-from vime.debug.stop.registry import registry_of
+from vime.debug.stop.registry import registry_here
 from vime.debug.stop.say import say
 from vime.debug.stop.spec import Spec, current
 from vime.reward.breakpoints import DEBUG_SPEC, HOOK, RAY_POST_MORTEM
@@ -71,7 +71,7 @@ def prove(spec: Spec) -> None:
         return
     context = ray.get_runtime_context()
     found: dict[str, Any] = {"value": value, "pid": os.getpid(), "address": ray.util.get_node_ip_address()}
-    registry_of(spec).claim(f"{spec.session}/{PROOF}/{context.get_job_id()}", found)
+    registry_here(spec).claim(f"{spec.session}/{PROOF}/{context.get_job_id()}", found)
 
 
 def patch_merge(module: Any) -> None:
