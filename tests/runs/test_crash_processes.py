@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from vime.debug.crash.trial import Ending, Outcome, Phase
 from vime.runs import crash_processes
-from vime.runs.crash_processes import Limits, Processes, ending, session_members
+from vime.runs.crash_processes import Limits, Processes, end_session, ending, session_members
 
 
 @pytest.fixture
@@ -82,5 +84,17 @@ def test_a_hang_is_ended_with_all_below_it_and_its_stacks_are_kept(attempt, tmp_
 
 
 def test_a_session_is_everything_below_its_leader():
-    assert os.getpid() in session_members(os.getsid(0))
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with leader:
+        child = int(leader.stdout.readline())
+        assert sorted(session_members(leader.pid)) == sorted([leader.pid, child])
+        end_session(leader.pid)
+    assert session_members(leader.pid) == []
+
+
+def test_no_process_is_of_session_0():
+    """Which /proc shows for processes whose leader is outside the container."""
     assert session_members(0) == []
