@@ -17,6 +17,7 @@ from vime.cluster.placement import place
 from vime.cluster.session import Process, RaySession, end_processes
 from vime.cluster.waiting import gather
 from vime.config.schema import Config
+from vime.debug.processes import command_line, pids
 from vime.errors import UsageError, VimeError
 
 
@@ -75,6 +76,12 @@ def test_the_cluster_is_private_and_on_loopback(session):
     assert session.is_private
     assert session.address.startswith("127.0.0.1:")
     assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_signal_to_the_group_of_the_driver_reaches_no_process_of_the_cluster(session):
+    daemons = [pid for pid in pids() if str(session.temp_dir) in command_line(pid)]
+    assert any("raylet" in command_line(pid) for pid in daemons)
+    assert os.getpgrp() not in map(os.getpgid, daemons)
 
 
 def test_a_peer_loss_never_hides_the_first_cause(session):
@@ -242,6 +249,7 @@ KILLED = """
 import os, signal, sys
 from vime.cluster.session import RaySession
 from vime.config.schema import Config
+from vime.debug.processes import command_line, pids
 session = RaySession.start(Config(model={"path": "m"}, data={"prompts": ["p"]}))
 class W:
     def pid(self): return os.getpid()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.cluster.leftovers import make_temp_dir, remove_leftovers
-from vime.cluster.signals import handler_kept
+from vime.cluster.signals import daemons_in_own_groups, handler_kept
 from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.launch.environment import of_a_job
@@ -78,7 +78,7 @@ class RaySession:
         temp_dir, lock = make_temp_dir()
         session = cls("", is_private=True, temp_dir=temp_dir, _lock=lock)
         try:
-            with _temp_files_in(temp_dir):
+            with _temp_files_in(temp_dir), daemons_in_own_groups():
                 context = ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, num_processes(config)),

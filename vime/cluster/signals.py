@@ -1,4 +1,4 @@
-"""A handler that native code takes away is put back."""
+"""Signals to a run reach its driver, and stay as it wants them, whatever Ray does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 SECONDS = 0.005
 SIZE = 512
@@ -37,3 +38,21 @@ def handler_kept(number: signal.Signals) -> Iterator[None]:
         is_over.set()
         thread.join()
         libc.sigaction(int(number), action, None)
+
+
+@contextmanager
+def daemons_in_own_groups() -> Iterator[None]:
+    """What a ``ray.init`` in here starts is not in this process group, whose signals are the driver's to deal with.
+
+    ``kill -- -PGID`` and ``kill %1`` of a shell signal a whole group. Ray's own answer to Ctrl-C alone is to block
+    SIGINT in its processes; a raylet that SIGTERM ends first takes the driver with it, by ``_exit(1)`` in native code,
+    wherever that is in its way out. (They end with the driver, however it ends, by PR_SET_PDEATHSIG.)
+    """
+    from ray._private import services
+
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
