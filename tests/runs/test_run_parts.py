@@ -1,8 +1,11 @@
 """How the parts of a run end, and what is recorded of them."""
 
 import hashlib
+import logging
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from fakes import sample
@@ -68,8 +71,9 @@ class Tokenizer:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_interrupts_and_the_end_is_not_disturbed_by_the_next(number):
+def test_the_first_signal_interrupts_and_the_end_is_not_disturbed_by_the_next(number, monkeypatch):
     before = signal.getsignal(number)
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", False)
     ended = []
 
     def run():
@@ -85,3 +89,29 @@ def test_the_first_signal_interrupts_and_the_end_is_not_disturbed_by_the_next(nu
         run()
     assert ended == [True]
     assert signal.getsignal(number) is before
+
+
+CUT_SHORT = """
+import asyncio, os, signal
+from vime.runs.ending import ends_in_order
+
+async def task(number):
+    await asyncio.sleep(0)
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+
+async def tasks():
+    await asyncio.wait([asyncio.create_task(task(number)) for number in range(3)])
+
+try:
+    with ends_in_order():
+        asyncio.run(tasks())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_tasks_that_a_signal_cuts_short_are_no_news():
+    ended = subprocess.run([sys.executable, "-c", CUT_SHORT], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("interrupted\n", "", 0)
