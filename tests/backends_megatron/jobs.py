@@ -67,6 +67,22 @@ def trainer(settings: Config, rank: int, world_size: int, port: int) -> Iterator
         yield made
     finally:
         made.close()
+        _release(made)
+
+
+def _release(made: Any) -> None:
+    """Let go of the process groups: each has threads that wake up all the time, and the process serves many tests.
+
+    A cache of Megatron's holds them; and the last step's graph does, through nodes that the garbage collector cannot see
+    into.
+    """
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    RotaryEmbedding.forward.cache_clear()
+    for chunk in made.policy.modules:
+        for module in chunk.modules():
+            if hasattr(module, "token_dispatcher"):
+                module.token_dispatcher = None
 
 
 def log_probs(made: Any, rollout: RolloutBatch, of: str = "policy") -> np.ndarray:

@@ -5,6 +5,7 @@ A job is a module-level function ``job(rank, world_size, port, *args)``; its res
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import socket
@@ -82,3 +83,5 @@ def _serve(pipe: Any) -> None:
             pipe.send((True, job(rank, world_size, port, *args)))
         except BaseException:  # noqa: BLE001 - reported to the test, whatever it is
             pipe.send((False, traceback.format_exc()))
+        gc.collect()  # models and their process groups, which are in cycles
+        gc.freeze()  # what is left are modules: not to be looked through each time
