@@ -73,8 +73,7 @@ def trainer(settings: Config, rank: int, world_size: int, port: int) -> Iterator
 def _release(made: Any) -> None:
     """Let go of the process groups: each has threads that wake up all the time, and the process serves many tests.
 
-    A cache of Megatron's holds them; and the last step's graph does, through nodes that the garbage collector cannot see
-    into.
+    A cache of Megatron's holds them; so does the last step's graph, by nodes the garbage collector cannot look into.
     """
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
