@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import ranks
+from ports import free_port
 
 import vime.backends.megatron  # noqa: F401 - the redirect, before any job imports megatron
 from vime.config.schema import Config
@@ -246,7 +246,7 @@ def steps(rank: int, world_size: int, port: int, settings: Config, budgets: list
     scored: np.ndarray | None = None
     for budget in budgets:
         train = settings.train.model_copy(update={"max_tokens_per_micro_batch": budget})
-        with trainer(settings.model_copy(update={"train": train}), rank, world_size, ranks.free_port()) as made:
+        with trainer(settings.model_copy(update={"train": train}), rank, world_size, free_port()) as made:
             own = log_probs(made, rollout)
             scored = own if scored is None else scored
             still = train_data(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import gc
 import multiprocessing as mp
 import os
-import socket
 import time
 import traceback
 from typing import Any
+
+from ports import free_port
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -52,12 +53,6 @@ class Pool:
             process.kill()
             process.join(10)
         self._ranks.clear()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _start() -> tuple[Any, Any]:

@@ -249,7 +249,6 @@ KILLED = """
 import os, signal, sys
 from vime.cluster.session import RaySession
 from vime.config.schema import Config
-from vime.debug.processes import command_line, pids
 session = RaySession.start(Config(model={"path": "m"}, data={"prompts": ["p"]}))
 class W:
     def pid(self): return os.getpid()

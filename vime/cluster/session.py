@@ -22,9 +22,9 @@ from vime.cluster.signals import daemons_in_own_groups, handler_kept
 from vime.config.schema import Config
 from vime.debug.everywhere import this_node
 from vime.debug.launch.environment import of_a_job
-from vime.debug.processes import Member, Roster
+from vime.debug.processes import Member, Roster, start_ticks
 from vime.debug.stop.spec import JOB_CONFIG, current
-from vime.errors import UsageError, VimeError
+from vime.errors import UsageError, VimeError, first_line
 from vime.reward.breakpoints import RAY_POST_MORTEM, hook_kept, ignore
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class RaySession:
             session.close()
             if isinstance(error, Exception):  # Ray raises nothing more specific
                 raise VimeError(
-                    f"the private Ray cluster did not come up: {str(error).splitlines()[0]}",
+                    f"the private Ray cluster did not come up: {first_line(error)}",
                     f"Ray gives its own processes 30 s: is the machine overloaded, or {temp_dir.parent} full?",
                 ) from error
             raise
@@ -111,7 +111,7 @@ class RaySession:
             ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=_runtime_env())
         except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
             raise UsageError(
-                f"cluster.ray_address = {address!r}: cannot connect: {str(error).splitlines()[0]}",
+                f"cluster.ray_address = {address!r}: cannot connect: {first_line(error)}",
                 "check the address; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
             ) from error
         nodes = len([n for n in ray.nodes() if n["Alive"]])
@@ -217,27 +217,17 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        return cls(pid, _stat(pid)[1])
+        return cls(pid, start_ticks(pid))
 
     @property
     def is_alive(self) -> bool:
-        state, started = _stat(self.pid)
-        return state not in "XZ" and started == self.started
+        return start_ticks(self.pid) == self.started > 0
 
     def kill(self) -> None:
         try:
             os.kill(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """State and start time; ("X", 0) where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return fields[0], int(fields[19])
 
 
 def end_processes(processes: Iterable[Process], timeout_seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from vime.debug import places
 from vime.debug.processes import Member, family
 from vime.debug.stacks import MAIN, Dump, Frame, Thread, as_dict, dump_all, from_dict, in_full
+from vime.errors import first_line
 
 REMOTE_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
@@ -78,7 +79,7 @@ def _look_away(members: Sequence[Member], facts: Mapping[str, Any], native: bool
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()  # Ray itself would try for minutes
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ray.exceptions.RayError, RuntimeError, ValueError) as error:
-        why = f"no connection to {address}: {str(error).splitlines()[0]}"
+        why = f"no connection to {address}: {first_line(error)}"
         return [Dump(m, problem=f"not reached: it runs on {m.host}, and {why}") for m in members]
     try:
         return _ask_nodes(members, native)
@@ -120,7 +121,7 @@ def _ask_nodes(members: Sequence[Member], native: bool) -> list[Dump]:
         try:
             found += [from_dict(row) for row in ray.get(answer)]
         except ray.exceptions.RayError as error:
-            found += [Dump(m, problem=f"not reached: on {m.host}: {str(error).splitlines()[0]}") for m in on_node]
+            found += [Dump(m, problem=f"not reached: on {m.host}: {first_line(error)}") for m in on_node]
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from vime.backends.vllm.environment import ALWAYS, ON_CPU
 from vime.debug.crash import traces
 from vime.debug.crash.trial import Ending, Outcome, Phase
-from vime.debug.processes import Member, family, pids
+from vime.debug.processes import Member, family, pids, stat
 from vime.debug.stacks import Dump, dump_all, in_full
 from vime.errors import VimeError
 from vime.runs.crash_attempt import OUTPUT, RESULT
@@ -281,8 +281,7 @@ def session_members(session: int) -> list[int]:
     """Living processes of a session; none for 0."""
     found = []
     for pid in pids() if session > 0 else []:
-        with suppress(OSError):
-            state, _, _, its = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-            if int(its) == session and state not in "XZ":
-                found.append(pid)
+        state, _, _, its, *_ = stat(pid)
+        if int(its) == session and state not in "XZ":
+            found.append(pid)
     return found
