@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,3 +83,18 @@ def test_a_dashboard_that_goes_away_is_said_and_not_asked_for_more(planned, serv
         job.ended()
     assert "ray job stop raysubmit_1" in raised.value.hint
     job.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "said"),
+    [
+        ("SUCCEEDED", 0, "done", ""),
+        ("FAILED", 3, "Job entrypoint failed", "job j FAILED, exit code 3"),
+        ("FAILED", None, "The supervisor died\nand more", "job j FAILED: The supervisor died"),
+        ("STOPPED", None, "", "job j STOPPED"),
+        ("STOPPED", None, None, "job j STOPPED"),
+    ],
+)
+def test_what_ended_a_job(planned, status, code, message, said):
+    details = SimpleNamespace(status=status, driver_exit_code=code, message=message)
+    assert SubmittedJob(planned, None, "j", print, print, _details=details).failure() == said

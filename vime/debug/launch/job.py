@@ -78,9 +78,9 @@ class SubmittedJob:
         if self._details is None or self._details.status == "SUCCEEDED":
             return ""
         code = self._details.driver_exit_code
-        why = f": {(self._details.message or '').strip().splitlines()[0]}" if code is None else ""
-        with_code = f", exit code {code}" if code is not None else ""
-        return f"job {self.job} {self._details.status}{with_code}{why}"
+        message = (self._details.message or "").strip().splitlines()
+        why = f", exit code {code}" if code is not None else f": {message[0]}" if message else ""
+        return f"job {self.job} {self._details.status}{why}"
 
     def stop(self, is_urgent: Callable[[], bool]) -> None:
         """End it, and wait until it has."""
